@@ -1,0 +1,96 @@
+"""Every error that a caller of etude handles.
+
+The tree::
+
+    EtudeError
+    ├── ConfigError            what a user wrote does not hold: exit code 2
+    ├── TaskError              a task directory is broken or unsafe: exit code 2
+    ├── PolicyError            a model directory is missing, unsupported or damaged: exit code 2
+    ├── HostError              this machine cannot do it (port, disk, kernel): exit code 4
+    │   └── SandboxError       a sandbox could not be made or died
+    ├── HarnessError           the harness cannot start or ended without an answer: exit code 4
+    ├── StoreError             an object is missing, damaged or not writable: exit code 4
+    │   ├── IntegrityError     bytes are not what their digest says
+    │   └── ObjectExistsError  a write-once object is there already
+    ├── SamplerError           a sampler cannot serve the request
+    │   ├── VersionUnavailableError   it does not hold the version asked for (HTTP 409)
+    │   └── ContextOverflowError      prompt and answer do not fit its window (HTTP 400)
+    └── RunError               the run cannot go on: exit code 1
+        └── NoSignalError      every reward of the run is the same
+
+A message says what happened, where, and what to do next.
+"""
+
+
+class EtudeError(Exception):
+    """Base of the tree; `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(EtudeError):
+    """A configuration value is unknown, of a wrong type or does not fit another."""
+
+    exit_code = 2
+
+
+class TaskError(EtudeError):
+    """A task directory does not hold what Harbor's schema asks for, or is unsafe."""
+
+    exit_code = 2
+
+
+class PolicyError(EtudeError):
+    """A model directory is missing, damaged, or of an architecture that is not supported."""
+
+    exit_code = 2
+
+
+class HostError(EtudeError):
+    """This machine lacks something: a free port, disk space, a kernel feature."""
+
+    exit_code = 4
+
+
+class SandboxError(HostError):
+    """A sandbox could not be created, or died under the command."""
+
+
+class HarnessError(EtudeError):
+    """The harness could not be started, or ended without calling the model."""
+
+    exit_code = 4
+
+
+class StoreError(EtudeError):
+    """An object is missing or could not be read or written."""
+
+    exit_code = 4
+
+
+class IntegrityError(StoreError):
+    """The bytes of an object are not those that its name or manifest claims."""
+
+
+class SamplerError(EtudeError):
+    """A sampler could not serve a request."""
+
+
+class VersionUnavailableError(SamplerError):
+    """The sampler does not (yet, or any more) hold the policy version asked for."""
+
+
+class ContextOverflowError(SamplerError):
+    """The prompt leaves no room for an answer within the model's context."""
+
+
+class RunError(EtudeError):
+    """The run cannot go on; the message names the component that ended it."""
+
+
+class NoSignalError(RunError):
+    """All rewards are equal, so there is nothing to learn from."""
+
+
+class ObjectExistsError(StoreError):
+    """A write-once object is there already."""
