@@ -256,8 +256,8 @@ class RunConfig(Section):
         truncated = self.sampling.top_p < 1.0 or self.sampling.top_k > 0
         if truncated and not self.algorithm.replay_support:
             msg = (
-                "algorithm.replay_support = false does not fit sampling.top_p < 1 or top_k > 0: importance ratios would "
-                "be off by the kept mass. Set replay_support = true, or top_p = 1.0 and top_k = 0"
+                "algorithm.replay_support = false does not fit sampling.top_p < 1 or top_k > 0: importance ratios "
+                "would be off by the kept mass. Set replay_support = true, or top_p = 1.0 and top_k = 0"
             )
             raise ValueError(msg)
         if self.algorithm.loss == "sc_mis" and not (truncated and self.algorithm.replay_support):
@@ -269,8 +269,7 @@ class RunConfig(Section):
         if self.rollout.min_survivors > self.rollout.group_size:
             msg = "rollout.min_survivors exceeds rollout.group_size"
             raise ValueError(msg)
-        if bool(self.tasks.family) == bool(self.tasks.train):
-            if self.tasks.family:
-                msg = "tasks: set either family or train, not both"
-                raise ValueError(msg)
+        if self.tasks.family and self.tasks.train:
+            msg = "tasks: set either family or train, not both"
+            raise ValueError(msg)
         return self

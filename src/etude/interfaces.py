@@ -1,4 +1,7 @@
-"""One small Protocol per seam. Rooms of one layer do not know each other: they meet here and are introduced in `runtime`."""
+"""One small Protocol per seam.
+
+Rooms of one layer do not know each other: they meet here and are introduced in `runtime`.
+"""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -37,7 +40,7 @@ class ObjectStore(Protocol):
         ...
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
-        """Write the whole object; readers see the old bytes or the new ones. `create_only` raises `ObjectExistsError`."""
+        """Write the whole object; readers see old bytes or new ones. `create_only` raises `ObjectExistsError`."""
         ...
 
     async def compare_and_swap(self, key: str, data: bytes, *, expected: bytes | None) -> bool:
@@ -87,6 +90,11 @@ class Environment(Protocol):
     @property
     def environment_id(self) -> str: ...
 
+    @property
+    def model_url(self) -> str:
+        """Base URL at which the model API is reached from inside, such as http://127.0.0.1:8080/v1; empty if none."""
+        ...
+
     async def execute(
         self,
         command: Sequence[str],
@@ -97,7 +105,7 @@ class Environment(Protocol):
         user: str = "agent",
         max_output_bytes: int = 1 << 20,
     ) -> ExecResult:
-        """Run a program (no shell) with `env` added to the sandbox's own; kill its whole process tree at the deadline."""
+        """Run a program (no shell), `env` added to the sandbox's own; kill its whole process tree at the deadline."""
         ...
 
     async def upload(self, files: Mapping[str, bytes], *, executable: frozenset[str] = frozenset()) -> None:
@@ -111,6 +119,14 @@ class Environment(Protocol):
         """
         ...
 
+    async def changes(self, *, max_bytes: int) -> dict[str, bytes | None]:
+        """Return what differs from the pristine workdir: relative path to new bytes, None for a deleted file.
+
+        Found from outside the sandbox, without running anything the agent could have replaced. Symbolic links and
+        special files are left out. Raise `SandboxError` beyond `max_bytes` in all.
+        """
+        ...
+
 
 class EnvironmentBackend(Protocol):
     """Makes sandboxes."""
@@ -121,7 +137,7 @@ class EnvironmentBackend(Protocol):
     def create(self, task: Task, *, model_port: int | None = None) -> AbstractAsyncContextManager[Environment]:
         """Open a fresh sandbox from the task's pristine environment.
 
-        With `model_port`, connections made inside the sandbox to 127.0.0.1:8080 reach that port of this host; nothing
+        With `model_port`, connections made inside the sandbox to `model_url` reach that loopback port of this host; nothing
         else of the network is reachable. Raise `SandboxError` when the sandbox cannot be made.
         """
         ...
@@ -147,7 +163,7 @@ class Grader(Protocol):
     """Scores what an agent left behind, in a sandbox where the agent never was."""
 
     async def grade(self, task: Task, change: Mapping[str, bytes | None]) -> Grade:
-        """Apply the change (path relative to the workdir to new bytes, or None for a deleted file) and run the tests."""
+        """Apply the change (path relative to the workdir to new bytes, None for a deleted file) and run the tests."""
         ...
 
 
@@ -189,7 +205,7 @@ class Renderer(Protocol):
         """Return the whole prompt, ending where the assistant's answer begins."""
         ...
 
-    def extend(self, finished: bool, messages: Sequence[Mapping[str, object]]) -> list[int] | None:
+    def extend(self, messages: Sequence[Mapping[str, object]], *, finished: bool) -> list[int] | None:
         """Return what follows a drawn answer when `messages` (no assistant among them) come next.
 
         `finished` says that the answer ended with a stop token. None when the family cannot be extended.
