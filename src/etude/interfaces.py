@@ -137,8 +137,8 @@ class EnvironmentBackend(Protocol):
     def create(self, task: Task, *, model_port: int | None = None) -> AbstractAsyncContextManager[Environment]:
         """Open a fresh sandbox from the task's pristine environment.
 
-        With `model_port`, connections made inside the sandbox to `model_url` reach that loopback port of this host; nothing
-        else of the network is reachable. Raise `SandboxError` when the sandbox cannot be made.
+        With `model_port`, connections made inside the sandbox to `model_url` reach that loopback port of this host;
+        nothing else of the network is reachable. Raise `SandboxError` when the sandbox cannot be made.
         """
         ...
 
