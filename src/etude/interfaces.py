@@ -178,8 +178,23 @@ class Sampler(Protocol):
 class RolloutPlayer(Protocol):
     """Plays one attempt at a task from sandbox to reward."""
 
-    async def play(self, task: Task, *, group_id: str, index: int, seed: int, purpose: str) -> Trajectory:
-        """Never raises for what goes wrong inside: that is in the trajectory's outcome. `purpose` is train or eval."""
+    async def play(
+        self,
+        task: Task,
+        *,
+        group_id: str,
+        index: int,
+        seed: int,
+        purpose: str,
+        attempt: int = 0,
+        min_version: int | None = None,
+        exact_version: int | None = None,
+    ) -> Trajectory:
+        """Never raises for what goes wrong inside: that is in the trajectory's outcome. `purpose` is train or eval.
+
+        `attempt` counts replacements after infrastructure failures. The versions bind every token drawn: training
+        asks for the version of admission or newer, evaluation for exactly one.
+        """
         ...
 
 
