@@ -11,6 +11,7 @@ The tree::
     ├── HarnessError           the harness cannot start or ended without an answer: exit code 4
     ├── StoreError             an object is missing, damaged or not writable: exit code 4
     │   ├── IntegrityError     bytes are not what their digest says
+    │   ├── ObjectMissingError no object has that key
     │   └── ObjectExistsError  a write-once object is there already
     ├── SamplerError           a sampler cannot serve the request
     │   ├── VersionUnavailableError   it does not hold the version asked for (HTTP 409)
@@ -94,3 +95,7 @@ class NoSignalError(RunError):
 
 class ObjectExistsError(StoreError):
     """A write-once object is there already."""
+
+
+class ObjectMissingError(StoreError):
+    """No object has that key (yet)."""

@@ -35,8 +35,8 @@ class Clock(Protocol):
 class ObjectStore(Protocol):
     """Bytes under a key, far away. Keys are relative, `/`-separated, without `.` or `..`."""
 
-    async def get(self, key: str) -> bytes:
-        """Raise `StoreError` when the key does not exist."""
+    async def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
+        """Raise `ObjectMissingError` when the key does not exist, `StoreError` when the object exceeds `max_bytes`."""
         ...
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
