@@ -5,6 +5,7 @@ The tree::
     EtudeError
     ├── ConfigError            what a user wrote does not hold: exit code 2
     ├── TaskError              a task directory is broken or unsafe: exit code 2
+    │   └── EndOfTasksError    every epoch was given out
     ├── PolicyError            a model directory is missing, unsupported or damaged: exit code 2
     ├── HostError              this machine cannot do it (port, disk, kernel): exit code 4
     │   └── SandboxError       a sandbox could not be made or died
@@ -99,3 +100,7 @@ class ObjectExistsError(StoreError):
 
 class ObjectMissingError(StoreError):
     """No object has that key (yet)."""
+
+
+class EndOfTasksError(TaskError):
+    """Every task was given out as often as it should be."""

@@ -1,0 +1,176 @@
+"""What a task needs to know of its Dockerfile: WORKDIR, ENV, and that COPY stays inside `environment/`.
+
+Building is the business of an environment backend; this only reads.
+"""
+
+import json
+import posixpath
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import msgspec
+
+from etude.tasks.finding import Finding, Severity
+from etude.tasks.schema import env_problem
+
+RESERVED = ("/tests", "/solution", "/logs", "/opt/harness", "/proc", "/sys", "/dev")
+"""Directories of a sandbox that belong to grading, the harness or the kernel."""
+
+_FLAG = re.compile(r"--[a-z-]+=\S*|--[a-z-]+")
+_REMOTE = re.compile(r"[a-z]+://|git@")
+
+
+class Dockerfile(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts that decide how a task is played."""
+
+    workdir: str
+    """Absolute; empty when there is no WORKDIR."""
+    env: dict[str, str]
+    findings: tuple[Finding, ...]
+
+
+def read_dockerfile(text: str, path: str, files: Iterable[str]) -> Dockerfile:
+    """Read a Dockerfile whose build context holds `files`, given by relative path."""
+    workdir = ""
+    env: dict[str, str] = {}
+    findings: list[Finding] = []
+    context = {parent for name in files for parent in _with_parents(name)}
+    images = 0
+    for keyword, rest in instructions(text):
+        problems: Iterable[str] = ()
+        match keyword:
+            case "FROM":
+                images += 1
+                problems = ["builds in several stages are not supported"] if images > 1 else []
+                if unpinned := _unpinned(rest):
+                    findings.append(_warning(path, "FROM", unpinned, "name a tag or, better, a digest"))
+            case "WORKDIR":
+                workdir = posixpath.normpath(posixpath.join(workdir or "/", rest.strip("\"'")))
+                problems = workdir_problems(rest, workdir)
+            case "ENV":
+                pairs, problems = _env(rest)
+                env |= pairs
+            case "COPY" | "ADD":
+                problems = copy_problems(rest, context)
+            case _:
+                continue
+        findings += [Finding(path=path, field=keyword, message=problem) for problem in problems]
+    if not images:
+        findings.append(Finding(path=path, field="FROM", message="is missing", hint="begin with FROM image:tag"))
+    return Dockerfile(workdir=workdir, env=env, findings=tuple(findings))
+
+
+def instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each instruction in capitals with its arguments, continued lines joined and comments left out."""
+    pending = ""
+    for line in text.splitlines():
+        if line.lstrip().startswith("#") or not line.strip():
+            continue
+        pending += line.strip()
+        if pending.endswith("\\"):
+            pending = pending[:-1] + " "
+            continue
+        keyword, _, rest = pending.partition(" ")
+        yield keyword.upper(), rest.strip()
+        pending = ""
+    if pending:
+        keyword, _, rest = pending.partition(" ")
+        yield keyword.upper(), rest.strip()
+
+
+def workdir_problems(written: str, workdir: str) -> list[str]:
+    """Say why a working directory is refused; empty when it is not."""
+    if "$" in written or not workdir.isprintable():
+        return ["variables and control characters are not supported; write the directory out"]
+    if not workdir.startswith("/") or ".." in written.split("/"):
+        return [f"{written!r} must be an absolute path without '..'"]
+    if workdir in ("/", "//") or any(f"{workdir}/".startswith(f"{taken}/") for taken in RESERVED):
+        return [f"{workdir!r} is not a place to work in; use a directory of its own, such as /app"]
+    return []
+
+
+def copy_problems(rest: str, context: set[str]) -> Iterator[str]:
+    """Say why the arguments of a COPY or ADD are refused; nothing when they are not."""
+    try:
+        words = _words(_without_flags(rest))
+    except ValueError as error:
+        yield f"cannot be read: {error}"
+        return
+    if "--from" in rest:
+        yield "copying from another image or stage is not supported"
+    if rest.startswith("<<"):
+        yield "here-documents are not supported; put the file into environment/"
+        return
+    if len(words) < 2:  # noqa: PLR2004 - a source and a destination
+        yield "needs a source and a destination"
+        return
+    *sources, target = words
+    for source in sources:
+        if problem := _source_problem(source, context):
+            yield f"{source!r} {problem}"
+    if ".." in target.split("/") or "$" in target:
+        yield f"{target!r} must be a path without '..' or variables"
+    elif any(f"{posixpath.normpath(target)}/".startswith(f"{taken}/") for taken in RESERVED):
+        yield f"{target!r} is reserved; the agent must not find tests or solution there"
+
+
+def _source_problem(source: str, context: set[str]) -> str:
+    if _REMOTE.match(source):
+        return "is fetched over the network; put the file into environment/"
+    if source.startswith("/") or ".." in source.split("/"):
+        return "leaves environment/; use a path relative to it, without '..'"
+    if "$" in source or not source.isprintable():
+        return "has variables or control characters; write it out"
+    # What a pattern matches is known when the image is built.
+    is_pattern = any(sign in source for sign in "*?[")
+    return "" if is_pattern or posixpath.normpath(source) in context else "is not in environment/"
+
+
+def _with_parents(name: str) -> Iterator[str]:
+    yield "."
+    while name:
+        yield name
+        name = posixpath.dirname(name)
+
+
+def _without_flags(rest: str) -> str:
+    while match := _FLAG.match(rest):
+        rest = rest[match.end() :].lstrip()
+    return rest
+
+
+def _words(rest: str) -> list[str]:
+    if rest.startswith("["):
+        words: object = json.loads(rest)
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in cast("list[object]", words)):
+            raise ValueError("the list must hold strings")
+        return cast("list[str]", words)
+    return shlex.split(rest)
+
+
+def _env(rest: str) -> tuple[dict[str, str], list[str]]:
+    name, _, value = rest.partition(" ")
+    try:
+        # The old form has one variable and no equals sign: ENV NAME the rest of the line
+        assignments = (
+            [word.partition("=") for word in shlex.split(rest)] if "=" in name else [(name, "=", value.strip())]
+        )
+    except ValueError as error:
+        return {}, [f"cannot be read: {error}"]
+    pairs = {name: value for name, _, value in assignments}
+    problems = [problem for name, value in pairs.items() if (problem := env_problem(name, value))]
+    return ({} if problems else pairs), problems
+
+
+def _unpinned(rest: str) -> str:
+    image = _without_flags(rest).split(" ")[0]
+    name = image.rpartition("/")[2]
+    if image == "scratch" or "@" in name or (":" in name and not name.endswith(":latest")):
+        return ""
+    return f"{image!r} may become another image"
+
+
+def _warning(path: str, field: str, message: str, hint: str) -> Finding:
+    return Finding(path=path, field=field, severity=Severity.WARNING, message=message, hint=hint)

@@ -1,0 +1,30 @@
+"""What is wrong with a task directory, for people and machines."""
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Severity(StrEnum):
+    """Whether a task can be used in spite of a finding."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One problem, at one place."""
+
+    path: str
+    """The file, as reached from where the caller stands."""
+    field: str = ""
+    """Dotted key within `task.toml`, or the instruction of a Dockerfile; empty when the whole file is meant."""
+    severity: Severity = Severity.ERROR
+    message: str
+    hint: str = ""
+    """What to do about it."""
+
+    def line(self) -> str:
+        """Return the finding on one line, such as `foo/task.toml: environment.cpus: must be positive`."""
+        place = f"{self.path}: {self.field}" if self.field else self.path
+        return f"{place}: {self.message}" + (f"; {self.hint}" if self.hint else "")
