@@ -1,0 +1,237 @@
+"""One attempt at a task, from sandbox to reward."""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable, Generator
+from contextlib import AsyncExitStack, contextmanager
+from time import perf_counter
+
+from etude.errors import EtudeError, HarnessError, SamplerError
+from etude.interfaces import (
+    Environment,
+    EnvironmentBackend,
+    ExecResult,
+    Grade,
+    Grader,
+    SessionHost,
+    SessionRecord,
+    SessionSpec,
+)
+from etude.rollout.harness import Harness
+from etude.rollout.record import RolloutRecord
+from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
+
+_CANNOT_START = (126, 127)
+"""What a shell answers for a program that is not executable or does not exist."""
+
+_MESSAGE_CHARS = 2000
+
+
+class _Attempt:
+    """What is known so far about an attempt; whatever ends it, this much is reported."""
+
+    def __init__(self) -> None:
+        self._started = perf_counter()
+        self.timings: dict[str, float] = {}
+        self.session = SessionRecord(nodes=(), messages=())
+        self.exit_code: int | None = None
+        self.outcome = Outcome.INFRA_ERROR
+        self.reward: float | None = None
+        self.failure: Failure | None = None
+        self.metrics: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str, component: str) -> Generator[None]:
+        """Add the block's seconds to a stage, and blame its first error on a component."""
+        started = perf_counter()
+        try:
+            yield
+        except EtudeError as error:
+            if self.failure is None:
+                self.fail(_blamed(error, component), _reason(error), str(error))
+            raise
+        finally:
+            self.timings[name] = self.timings.get(name, 0.0) + perf_counter() - started
+
+    def fail(self, component: str, reason: str, message: str, *, outcome: Outcome = Outcome.INFRA_ERROR) -> None:
+        """End without a score."""
+        self.outcome = outcome
+        self.reward = None
+        self.failure = Failure(component=component, reason=reason, message=message[:_MESSAGE_CHARS])
+
+    def score(self, grade: Grade, *, ended_by_limit: bool) -> None:
+        """End with what the grader found; a reward that is no finite number is the grader's error, never a zero."""
+        self.metrics |= {f"reward/{name}": value for name, value in grade.components.items()}
+        if grade.reward is None or not math.isfinite(grade.reward):
+            reason = grade.failure or f"reward is {grade.reward}"
+            self.fail("grader", "no_reward", f"{reason}\n{grade.log}", outcome=Outcome.JUDGE_ERROR)
+            return
+        self.outcome = Outcome.TRUNCATED if ended_by_limit else Outcome.SCORED
+        self.reward = grade.reward
+
+    def trajectory(self, task: Task, *, rollout_id: str, group_id: str, index: int) -> Trajectory:
+        """Return the record of the attempt."""
+        nodes = self.session.nodes
+        return Trajectory(
+            rollout_id=rollout_id,
+            group_id=group_id,
+            task_id=task.task_id,
+            index=index,
+            outcome=self.outcome,
+            reward=self.reward,
+            nodes=nodes,
+            failure=self.failure,
+            harness_exit=self.exit_code,
+            seconds=perf_counter() - self._started,
+            timings={**self.timings, "model": sum(node.seconds for node in nodes)},
+            metrics={**self.session.metrics, **self.metrics, "calls": float(self.session.num_calls)},
+        )
+
+
+class HarnessPlayer:
+    """Plays attempts with an unchanged agent program in fresh sandboxes against the gateway."""
+
+    def __init__(
+        self,
+        *,
+        host: SessionHost,
+        backend: EnvironmentBackend,
+        grader: Grader,
+        harness: Harness,
+        params: SamplingParams,
+        max_calls: int,
+        max_session_tokens: int,
+        on_record: Callable[[RolloutRecord], None] | None = None,
+    ) -> None:
+        """`on_record` is called once per attempt, however it ended, on the event loop: it should only pass on."""
+        self._host = host
+        self._backend = backend
+        self._grader = grader
+        self._harness = harness
+        self._params = params
+        self._max_calls = max_calls
+        self._max_session_tokens = max_session_tokens
+        self._on_record = on_record
+
+    async def play(
+        self,
+        task: Task,
+        *,
+        group_id: str,
+        index: int,
+        seed: int,
+        purpose: str,
+        attempt: int = 0,
+        min_version: int | None = None,
+        exact_version: int | None = None,
+    ) -> Trajectory:
+        """Return how the attempt went; when cancelled, report it as such and let the cancellation through."""
+        rollout_id = f"{group_id}-{index}" + (f"r{attempt}" if attempt else "")
+        spec = SessionSpec(
+            # Not the rollout's id alone: after a crash the same rollout is played anew, and a sampler that outlived
+            # the crash must not answer with what it drew before.
+            session_id=f"{rollout_id}-{secrets.token_hex(4)}",
+            purpose=purpose,
+            seed=seed,
+            params=self._params,
+            max_calls=self._max_calls,
+            max_session_tokens=self._max_session_tokens,
+            min_version=min_version,
+            exact_version=exact_version,
+        )
+        state = _Attempt()
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            await self._run(task, spec, state)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        except EtudeError as error:
+            if state.failure is None:
+                state.fail("worker", _reason(error), str(error))
+            # A sandbox that fails to go away while the attempt is cancelled must not turn into a retry.
+            if (current := asyncio.current_task()) is not None and current.cancelling():
+                cancelled = asyncio.CancelledError(str(error))
+        if cancelled is not None:
+            state.fail("worker", "cancelled", "the run was drained", outcome=Outcome.CANCELLED)
+        trajectory = state.trajectory(task, rollout_id=rollout_id, group_id=group_id, index=index)
+        self._report(trajectory, task, state.session, purpose)
+        if cancelled is not None:
+            raise cancelled
+        return trajectory
+
+    async def _run(self, task: Task, spec: SessionSpec, state: _Attempt) -> None:
+        """Play the harness in a sandbox; grade what it left once that sandbox is gone."""
+        with state.stage("session", "gateway"):
+            key = await self._host.open(spec)
+        async with AsyncExitStack() as stack:
+            try:
+                with state.stage("sandbox", "sandbox"):
+                    manager = self._backend.create(task, model_port=self._host.port)
+                    environment = await stack.enter_async_context(manager)
+                    await environment.upload(self._harness.files, executable=self._harness.executable)
+                with state.stage("harness", "sandbox"):
+                    execution = await self._execute(environment, task, key)
+                state.exit_code = execution.exit_code
+            finally:
+                with state.stage("session", "gateway"):
+                    state.session = await self._host.close(spec.session_id)
+            state.failure = _unscorable(execution, state.session)
+            if state.failure is not None:
+                return
+            with state.stage("sandbox", "sandbox"):
+                change = await environment.changes(max_bytes=task.storage_mb << 20)
+                await stack.aclose()
+        with state.stage("grade", "grader"):
+            grade = await self._grader.grade(task, change)
+        state.score(grade, ended_by_limit=execution.timed_out or bool(state.session.truncated))
+
+    async def _execute(self, environment: Environment, task: Task, key: str) -> ExecResult:
+        """Run the agent program to its end or its deadline."""
+        return await environment.execute(
+            self._harness.command_for(task),
+            timeout_s=task.agent_timeout_s,
+            cwd=task.workdir,
+            env={**self._harness.env, "OPENAI_BASE_URL": environment.model_url, "OPENAI_API_KEY": key},
+        )
+
+    def _report(self, trajectory: Trajectory, task: Task, session: SessionRecord, purpose: str) -> None:
+        """Hand the attempt to whoever keeps it for people."""
+        if self._on_record is None:
+            return
+        self._on_record(
+            RolloutRecord(
+                trajectory=trajectory,
+                purpose=purpose,
+                instruction=task.instruction,
+                harness=self._harness.name,
+                messages=session.messages,
+                tools=session.tools,
+                truncated=session.truncated,
+            )
+        )
+
+
+def _unscorable(execution: ExecResult, session: SessionRecord) -> Failure | None:
+    """Return why what the harness left says nothing about the policy, or None when it does."""
+    if session.failure is not None:
+        return session.failure
+    if session.num_calls:
+        return None
+    reason = "cannot_start" if execution.exit_code in _CANNOT_START else "no_model_call"
+    tail = (execution.stderr or execution.stdout)[-_MESSAGE_CHARS:].decode("utf-8", "replace").strip()
+    how = "was killed at its deadline" if execution.timed_out else f"ended with exit code {execution.exit_code}"
+    message = f"the harness {how} without calling the model; check harness.command and harness.files. It said: {tail}"
+    return Failure(component="harness", reason=reason, message=message)
+
+
+def _blamed(error: EtudeError, component: str) -> str:
+    """Return the component that an error came from."""
+    if isinstance(error, SamplerError):
+        return "sampler"
+    return "harness" if isinstance(error, HarnessError) else component
+
+
+def _reason(error: EtudeError) -> str:
+    """Return an error's class as a short word to count by, such as `sandbox` for SandboxError."""
+    return type(error).__name__.removesuffix("Error").lower()

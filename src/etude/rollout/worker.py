@@ -1,0 +1,69 @@
+"""Keeps the slots of a buffer full of groups being played."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from etude.interfaces import RolloutPlayer, TaskSource
+from etude.rollout.buffer import SlotBuffer, Ticket
+from etude.rollout.group import GroupPlan, PlayedGroup, play_group
+from etude.types import Task
+
+
+class RolloutWorker:
+    """Plays a group for every ticket, a bounded number of attempts at a time; owns all its tasks."""
+
+    def __init__(
+        self,
+        *,
+        player: RolloutPlayer,
+        buffer: SlotBuffer,
+        plan: GroupPlan,
+        concurrency: int,
+        on_group: Callable[[Ticket, PlayedGroup], None] | None = None,
+    ) -> None:
+        """`concurrency` bounds the attempts, and so the sandboxes, alive at once.
+
+        `on_group` hears of every group that ended, lost ones included, before the buffer does.
+        """
+        self._player = player
+        self._buffer = buffer
+        self._plan = plan
+        self._concurrency = asyncio.Semaphore(concurrency)
+        self._on_group = on_group
+        self._stopping = asyncio.Event()
+
+    async def run(self, source: TaskSource, *, resumed: Mapping[str, Task] | None = None) -> None:
+        """Play groups until `stop`; tickets that the buffer says are in flight come first.
+
+        `resumed` has the tasks of those tickets by id. After `stop`, attempts under way are cancelled and their
+        tickets stay in flight: a checkpoint of the buffer names them, and a resumed run plays them again.
+        """
+        async with asyncio.TaskGroup() as loops:
+            playing = loops.create_task(self._play_all(source, resumed or {}), name="rollout worker")
+            await self._stopping.wait()
+            playing.cancel()
+
+    def stop(self) -> None:
+        """Let `run` end."""
+        self._stopping.set()
+
+    async def _play_all(self, source: TaskSource, resumed: Mapping[str, Task]) -> None:
+        """Admit and play for ever."""
+        async with asyncio.TaskGroup() as groups:
+            for ticket in self._buffer.in_flight:
+                groups.create_task(self._play(ticket, resumed[ticket.task_id]), name=ticket.group_id)
+            while True:
+                await self._buffer.wait_for_slot()
+                task = source.next_task()
+                ticket = self._buffer.admit(task.task_id)
+                groups.create_task(self._play(ticket, task), name=ticket.group_id)
+
+    async def _play(self, ticket: Ticket, task: Task) -> None:
+        """Play one group and hand it to the buffer."""
+        played = await play_group(self._player, task, ticket, self._plan, concurrency=self._concurrency)
+        if self._on_group is not None:
+            self._on_group(ticket, played)
+        if played.lost:
+            self._buffer.lose(ticket, played.lost)
+        else:
+            self._buffer.finish(ticket, played.group)
