@@ -1,6 +1,8 @@
 # pyright: basic
 """The lean forward is the network that transformers builds from the same directory."""
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -9,9 +11,17 @@ from etude.policy.decoder import Decoder
 from etude.policy.files import load_policy, random_policy, save_policy
 from etude.policy.shape import PolicyShape, RopeScaling
 
-BASE = {"vocab_size": 97, "hidden": 32, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 8, "ffn_hidden": 48}
+BASE: dict[str, Any] = {
+    "vocab_size": 97,
+    "hidden": 32,
+    "layers": 2,
+    "heads": 4,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "ffn_hidden": 48,
+}
 STRETCH = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=32)
-MOE = {"experts": 4, "experts_per_token": 2, "expert_hidden": 16}
+MOE: dict[str, Any] = {"experts": 4, "experts_per_token": 2, "expert_hidden": 16}
 SHAPES = {
     "llama": PolicyShape(model_type="llama", **BASE, tie_embeddings=True),
     "llama3": PolicyShape(model_type="llama", **BASE, rope_scaling=STRETCH),
