@@ -22,6 +22,7 @@ from etude.types import (
 )
 
 
+@runtime_checkable
 class Clock(Protocol):
     """Time, so that tests can own it."""
 
@@ -32,6 +33,7 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
 
+@runtime_checkable
 class ObjectStore(Protocol):
     """Bytes under a key, far away. Keys are relative, `/`-separated, without `.` or `..`."""
 
@@ -274,6 +276,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The limit that ended it: `calls`, `session_tokens`, `context`; empty when none did."""
     failure: Failure | None = None
     """Set when a sampler or the gateway itself failed a call."""
+    requested_sampling: tuple[dict[str, object], ...] = ()
+    """Per call, the sampling that the harness asked for; the session's own was used."""
     metrics: dict[str, float] = {}
 
 
