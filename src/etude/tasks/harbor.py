@@ -141,6 +141,10 @@ def _name_findings(path: Path) -> list[Finding]:
 
 
 def _layout_findings(path: Path, tree: Tree) -> list[Finding]:
+    if not REQUIRED_FILES.keys() & tree.files:
+        return [
+            Finding(path=printable(path), message="has no file of a task", hint=f"needs {', '.join(REQUIRED_FILES)}")
+        ]
     folders = {name.partition("/")[0] for name in tree.files if "/" in name}
     missing = [
         Finding(path=printable(path / name), message="is missing", hint=hint)

@@ -13,7 +13,7 @@ MAX_SCRIPT_BYTES = 1 << 20
 _FETCHES = re.compile(
     rb"^[^#\n]*\b(curl|wget|git clone|pip3? install|apt(?:-get)? install|uvx?|npx|npm install)\b", re.M
 )
-_STRAY = ("__pycache__", ".git", ".DS_Store", ".pytest_cache")
+_STRAY = re.compile(r"(^|/)(__pycache__|\.git|\.DS_Store|\.pytest_cache)(?=/|$)")
 
 
 def lint(directory: Path) -> list[Finding]:
@@ -64,9 +64,9 @@ def _habits(path: Path, examination: Examination) -> Iterator[Finding]:
             "write how long the task takes",
             field="agent.timeout_sec",
         )
-    for name in examination.tree.files:
-        if any(part in _STRAY for part in name.split("/")):
-            yield _warning(path / name, "looks like a left-over and changes the task's digest", "delete it")
+    strays = {name[: found.end()] for name in examination.tree.files if (found := _STRAY.search(name))}
+    for name in sorted(strays):
+        yield _warning(path / name, "looks like a left-over and changes the task's digest", "delete it")
 
 
 def _leaks(path: Path, tree: Tree) -> Iterator[Finding]:
