@@ -1,0 +1,81 @@
+"""Calls that get no answer, and what the harness is told.
+
+=======================  ======  ===========================  =======================================================
+refusal                  status  code                         a harness should
+=======================  ======  ===========================  =======================================================
+unknown key              401     invalid_api_key              stop
+malformed request        400     invalid_request              stop, or ask differently
+prompt too long          400     context_length_exceeded      shorten its conversation
+key of another request   400     idempotency_key_reused       stop
+limit of the session     403     session_limit_reached        stop
+session is closed        403     session_closed               stop
+session has failed       403     session_failed               stop
+body too large           413     request_too_large            stop
+weights change           429     weights_changing             try again after `Retry-After` seconds
+sampler cannot answer    503     sampler_unavailable          try again after `Retry-After` seconds
+=======================  ======  ===========================  =======================================================
+
+OpenAI's and Anthropic's SDKs try again by themselves at 408, 409, 429 and 5xx, and at no other status.
+"""
+
+from etude.errors import EtudeError
+
+
+class CallRefusedError(EtudeError):
+    """A model call is answered with an error; dialects put it into their own envelope."""
+
+    def __init__(self, status: int, code: str, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+def unknown_key() -> CallRefusedError:
+    """The request's key opens no session."""
+    return CallRefusedError(401, "invalid_api_key", "the API key is not that of an open session")
+
+
+def malformed(message: str) -> CallRefusedError:
+    """The request does not say what is asked for."""
+    return CallRefusedError(400, "invalid_request", message)
+
+
+def context_overflow(prompt_tokens: int, context_length: int) -> CallRefusedError:
+    """The prompt leaves no room for an answer."""
+    message = (
+        f"This model's maximum context length is {context_length} tokens and the prompt has {prompt_tokens}: "
+        "shorten the conversation"
+    )
+    return CallRefusedError(400, "context_length_exceeded", message)
+
+
+def key_reused(key: str) -> CallRefusedError:
+    """An idempotency key came with another body."""
+    return CallRefusedError(400, "idempotency_key_reused", f"Idempotency-Key {key[:64]!r} was used for another request")
+
+
+def limit_reached(limit: str) -> CallRefusedError:
+    """The session has spent its calls or its tokens."""
+    return CallRefusedError(403, "session_limit_reached", f"the session has used up its {limit}; it cannot go on")
+
+
+def session_closed() -> CallRefusedError:
+    """The session's key was good until it was closed."""
+    return CallRefusedError(403, "session_closed", "the session of this API key is closed")
+
+
+def session_failed(message: str) -> CallRefusedError:
+    """What the sampler returned cannot be used, so nothing more is drawn for the session."""
+    return CallRefusedError(403, "session_failed", f"the session has failed and cannot go on: {message}")
+
+
+def weights_changing(message: str) -> CallRefusedError:
+    """No sampler serves the version asked for at the moment."""
+    return CallRefusedError(429, "weights_changing", message, retry_after_s=1)
+
+
+def sampler_unavailable(message: str) -> CallRefusedError:
+    """The sampler failed; it may not fail again."""
+    return CallRefusedError(503, "sampler_unavailable", message, retry_after_s=1)

@@ -1,0 +1,178 @@
+"""The model API that harnesses talk to: one loopback port, one key per session."""
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from hashlib import sha256
+
+from aiohttp import web
+
+from etude.errors import HostError
+from etude.gateway import refusals
+from etude.gateway.dialects import chat
+from etude.gateway.refusals import CallRefusedError
+from etude.gateway.sessions import Answer, ModelCall, Session
+from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
+
+_CLOSED_KEYS_KEPT = 65536
+
+
+class Gateway:
+    """A `SessionHost`: answers harnesses with what the sampler draws, and keeps the exact tokens.
+
+    `context_length` bounds prompt and answer together, in tokens; `call_timeout_s` one request to the sampler. A stream
+    whose answer takes longer than `keep_alive_s` gets its headers and a comment then, and another each `keep_alive_s`.
+    Bodies beyond `max_body_bytes` are refused.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Sampler,
+        renderer: Renderer,
+        context_length: int,
+        call_timeout_s: float = 600.0,
+        keep_alive_s: float = 10.0,
+        max_body_bytes: int = 4 << 20,
+    ) -> None:
+        self._sampler = sampler
+        self._renderer = renderer
+        self._context_length = context_length
+        self._call_timeout_s = call_timeout_s
+        self._keep_alive_s = keep_alive_s
+        self._max_body_bytes = max_body_bytes
+        self._by_key: dict[str, Session] = {}
+        self._keys: dict[str, str] = {}
+        self._closed_keys: dict[str, None] = {}
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    @property
+    def port(self) -> int:
+        """Loopback port of the model API; 0 before `start`."""
+        return self._port
+
+    async def start(self, port: int = 0) -> None:
+        """Listen on a port of 127.0.0.1, 0 for any free one; raise `HostError` when it is taken."""
+        app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_in_envelope])
+        app.router.add_post(chat.PATH, self._chat)
+        try:
+            listener = socket.create_server(("127.0.0.1", port), backlog=1024)
+        except OSError as error:
+            msg = f"the gateway cannot listen on 127.0.0.1:{port} ({error.strerror}): choose another port or 0"
+            raise HostError(msg) from error
+        self._port = listener.getsockname()[1]
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
+        await self._runner.setup()
+        await web.SockSite(self._runner, listener).start()
+
+    async def stop(self) -> None:
+        """Close every session and the port."""
+        for session_id in list(self._keys):
+            await self.close(session_id)
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def open(self, spec: SessionSpec) -> str:
+        """Return the key of a new session; raise `ValueError` when one with this id is open."""
+        if spec.session_id in self._keys:
+            msg = f"session {spec.session_id} is open already"
+            raise ValueError(msg)
+        key = f"sk-etude-{secrets.token_urlsafe(32)}"
+        self._keys[spec.session_id] = key
+        self._by_key[key] = Session(
+            spec,
+            sampler=self._sampler,
+            renderer=self._renderer,
+            context_length=self._context_length,
+            call_timeout_s=self._call_timeout_s,
+        )
+        return key
+
+    async def close(self, session_id: str) -> SessionRecord:
+        """End a session and return its record; raise `ValueError` when none with this id is open."""
+        key = self._keys.pop(session_id, None)
+        if key is None:
+            msg = f"session {session_id} is not open"
+            raise ValueError(msg)
+        self._closed_keys[key] = None
+        if len(self._closed_keys) > _CLOSED_KEYS_KEPT:
+            del self._closed_keys[next(iter(self._closed_keys))]
+        return await self._by_key.pop(key).close()
+
+    def _session(self, request: web.Request) -> Session:
+        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            key = request.headers.get("x-api-key", "")
+        if key in self._closed_keys:
+            raise refusals.session_closed()
+        session = self._by_key.get(key)
+        if session is None:
+            raise refusals.unknown_key()
+        return session
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        body = await request.read()
+        asked = chat.parse_request(body)
+        call = ModelCall(
+            conversation=asked.conversation,
+            body_key=sha256(body).hexdigest(),
+            idempotency_key=request.headers.get("Idempotency-Key", "")[:256],
+            is_retry=request.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+            requested=asked.requested,
+        )
+        task = session.submit(call)
+        if asked.stream:
+            return await self._stream(request, asked, task)
+        answer = await _finished(task)
+        return web.Response(body=chat.answer_body(answer, model=asked.model), content_type="application/json")
+
+    async def _stream(
+        self, request: web.Request, asked: chat.ChatRequest, task: "asyncio.Task[Answer]"
+    ) -> web.StreamResponse:
+        """Tell a finished answer as a stream; errors have their status as long as nothing was sent."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await asyncio.wait([task], timeout=self._keep_alive_s)
+        if task.done():
+            await _finished(task)
+        await response.prepare(request)
+        while not task.done():
+            await response.write(b": keep-alive\n\n")
+            await asyncio.wait([task], timeout=self._keep_alive_s)
+        try:
+            answer = await _finished(task)
+        except CallRefusedError as refusal:
+            await response.write(chat.event(chat.error_payload(refusal)))
+        else:
+            events = chat.answer_events(answer, model=asked.model, include_usage=asked.include_usage)
+            await response.write(b"".join(events))
+        await response.write_eof()
+        return response
+
+
+async def _finished(task: "asyncio.Task[Answer]") -> Answer:
+    """Return a call's answer; the call goes on if the client goes away, so that its retry finds it."""
+    await asyncio.wait([task])
+    if task.cancelled():
+        raise refusals.session_closed()
+    return task.result()
+
+
+@web.middleware
+async def _in_envelope(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer refusals, and what the web framework refuses by itself, in the dialect's envelope."""
+    try:
+        return await handler(request)
+    except CallRefusedError as error:
+        refusal = error
+    except web.HTTPRequestEntityTooLarge as error:
+        refusal = CallRefusedError(413, "request_too_large", error.text or "the body is too large")
+    except web.HTTPException as error:
+        message = f"{request.method} {request.path[:256]}: {error.reason}; POST {chat.PATH} is served"
+        refusal = CallRefusedError(error.status, "not_served", message)
+    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
+    return web.json_response(chat.error_payload(refusal), status=refusal.status, headers=headers)

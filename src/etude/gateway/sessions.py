@@ -1,0 +1,282 @@
+"""One harness run: its calls, its limits, and the tree that they grow."""
+
+import asyncio
+from hashlib import sha256
+from time import perf_counter
+from typing import cast
+
+import msgspec
+
+from etude.errors import ContextOverflowError, SamplerError, VersionUnavailableError
+from etude.gateway import refusals
+from etude.gateway.conversation import Conversation
+from etude.gateway.ingest import CompletionError, check_completion
+from etude.gateway.refusals import CallRefusedError
+from etude.gateway.tree import Place, SessionTree
+from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
+from etude.types import Completion, Edge, Failure, FinishReason, SampleRequest
+
+PREFIX_BREAKS = (Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a call gives back, for a dialect to put into its own words."""
+
+    call_id: str
+    """Stable: a replayed call has the same."""
+    message: dict[str, object]
+    """OpenAI assistant message; its tool calls have ids."""
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
+    """One request of a harness, in no dialect."""
+
+    conversation: Conversation
+    body_key: str
+    """Digest of the request's bytes."""
+    idempotency_key: str = ""
+    is_retry: bool = False
+    """The harness says that it sent this very request before."""
+    requested: dict[str, object] = {}
+    """The sampling it asked for: recorded, and overridden by the session's."""
+
+
+class _Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that was admitted: what is asked of the sampler, again and again until it answers."""
+
+    place: Place
+    prompt_ids: tuple[int, ...]
+    """What the call adds to its parent."""
+    request: SampleRequest
+
+
+class Session:
+    """Calls of one key. All of it runs on one event loop.
+
+    Call n (from 0) asks with the request id `<session>/<n>` and the seed of `call_seed`. A request that failed at the
+    sampler keeps its n: when the harness sends it again, the sampler gets the identical request and may answer with
+    what it drew the first time.
+    """
+
+    def __init__(
+        self, spec: SessionSpec, *, sampler: Sampler, renderer: Renderer, context_length: int, call_timeout_s: float
+    ) -> None:
+        self.spec = spec
+        self._sampler = sampler
+        self._renderer = renderer
+        self._context_length = context_length
+        self._call_timeout_s = call_timeout_s
+        self._opened = perf_counter()
+        self._tree = SessionTree()
+        self._tasks: dict[str, tuple[str, asyncio.Task[Answer]]] = {}
+        self._running: set[asyncio.Task[Answer]] = set()
+        self._unanswered: dict[str, _Plan] = {}
+        self._failures: dict[str, Failure] = {}
+        self._fatal: Failure | None = None
+        self._truncated = ""
+        self._closed = False
+        self._num_calls = 0
+        self._committed_tokens = 0
+        self._requested: list[dict[str, object]] = []
+        self._replays = 0
+        self._parse_errors = 0
+        self._model_s = 0.0
+
+    def submit(self, call: ModelCall) -> "asyncio.Task[Answer]":
+        """Return the task that answers a call: a new one, or for a marked retry the one that it repeats.
+
+        The task belongs to the session: it goes on when the client is gone. It raises `CallRefusedError`, as does this.
+        """
+        if self._closed:
+            raise refusals.session_closed()
+        key = f"key {call.idempotency_key}" if call.idempotency_key else call.body_key
+        body_key, earlier = self._tasks.get(key, (call.body_key, None))
+        if call.idempotency_key and body_key != call.body_key:
+            raise refusals.key_reused(call.idempotency_key)
+        if earlier is not None and (call.is_retry or call.idempotency_key):
+            self._replays += 1
+            return earlier
+        task = asyncio.get_running_loop().create_task(self._answer(call), name=f"call of {self.spec.session_id}")
+        self._tasks |= dict.fromkeys((key, call.body_key), (call.body_key, task))
+        self._running.add(task)
+        task.add_done_callback(self._retire)
+        return task
+
+    async def close(self) -> SessionRecord:
+        """Give up calls in flight, refuse all later ones, and return what there is."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        abandoned = len(self._running)
+        await asyncio.gather(*self._running, return_exceptions=True)
+        shown = self._tree.longest_conversation()
+        return SessionRecord(
+            nodes=self._tree.nodes,
+            messages=shown.messages,
+            tools=shown.tools,
+            num_calls=self._num_calls,
+            truncated=self._truncated,
+            failure=self._fatal or next(iter(self._failures.values()), None),
+            requested_sampling=tuple(self._requested),
+            metrics=self._metrics(abandoned),
+        )
+
+    def _retire(self, task: "asyncio.Task[Answer]") -> None:
+        """Forget a call that failed, so that it can be tried again; the client that waited for it may be gone."""
+        self._running.discard(task)
+        if task.cancelled() or task.exception() is not None:
+            self._tasks = {key: known for key, known in self._tasks.items() if known[1] is not task}
+
+    async def _answer(self, call: ModelCall) -> Answer:
+        if self._fatal is not None:
+            raise refusals.session_failed(self._fatal.message)
+        try:
+            plan = self._unanswered.pop(call.body_key, None) or self._admit(call)
+            started = perf_counter()
+            completion = await self._draw(plan, call.body_key)
+            seconds = perf_counter() - started
+            self._model_s += seconds
+            return self._attach(plan, completion, started_s=started - self._opened, seconds=seconds)
+        except CallRefusedError:
+            raise
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"[:500]
+            self._fatal = Failure(component="gateway", reason="unexpected_error", message=message)
+            raise refusals.session_failed(message) from error
+
+    async def _draw(self, plan: _Plan, body_key: str) -> Completion:
+        """Return a checked completion; remember why there is none until the same request succeeds."""
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                completion = await self._sampler.sample(plan.request)
+            owned_from = max(0, self._tree.length(plan.place.parent) - 1)
+            check_completion(plan.request, completion, owned_from=owned_from)
+        except CompletionError as error:
+            reason = f"completion_{error.reason}"
+            self._fatal = Failure(component="sampler", reason=reason, message=str(error)[:500])
+            raise refusals.session_failed(str(error)) from error
+        except ContextOverflowError as error:
+            self._truncated = "context"
+            self._committed_tokens -= plan.request.params.max_tokens
+            raise refusals.context_overflow(len(plan.request.prompt_ids), self._context_length) from error
+        except (SamplerError, TimeoutError, OSError) as error:
+            self._unanswered[body_key] = plan
+            refusal, reason = _refusal_of(error)
+            self._failures[body_key] = Failure(component="sampler", reason=reason, message=refusal.message[:500])
+            raise refusal from error
+        self._failures.pop(body_key, None)
+        return completion
+
+    def _admit(self, call: ModelCall) -> _Plan:
+        """Check the limits, find the prompt's tokens and fix what is asked of the sampler."""
+        if self._num_calls >= self.spec.max_calls:
+            raise self._refuse("calls")
+        left = self.spec.max_session_tokens - self._committed_tokens
+        if left <= 0:
+            raise self._refuse("session_tokens")
+        place, added = self._prompt(call.conversation)
+        prompt_ids = (*self._tree.sequence(place.parent), *added)
+        room = self._context_length - len(prompt_ids)
+        if room <= 0:
+            self._truncated = "context"
+            raise refusals.context_overflow(len(prompt_ids), self._context_length)
+        number = self._num_calls
+        params = msgspec.structs.replace(
+            self.spec.params,
+            max_tokens=min(self.spec.params.max_tokens, room, left),
+            stop_token_ids=tuple(sorted({*self.spec.params.stop_token_ids, *self._renderer.stop_token_ids})),
+            seed=call_seed(self.spec.seed, number),
+        )
+        request = SampleRequest(
+            request_id=f"{self.spec.session_id}/{number}",
+            session_id=self.spec.session_id,
+            prompt_ids=prompt_ids,
+            params=params,
+            min_version=self.spec.min_version,
+            exact_version=self.spec.exact_version,
+        )
+        self._num_calls += 1
+        self._committed_tokens += params.max_tokens
+        self._requested.append(call.requested)
+        return _Plan(place=place, prompt_ids=added, request=request)
+
+    def _prompt(self, conversation: Conversation) -> tuple[Place, tuple[int, ...]]:
+        place = self._tree.place(conversation)
+        if place.prompt_ids is not None:
+            return place, place.prompt_ids
+        if place.parent is not None:
+            last = self._tree.nodes[place.parent].completion.finish_reason
+            tail = conversation.messages[place.covered :]
+            extension = self._renderer.extend(tail, finished=last is FinishReason.STOP)
+            if extension is not None:
+                return place, tuple(extension)
+            place = msgspec.structs.replace(place, parent=None, edge=Edge.UNEXTENDABLE, covered=0)
+        return place, tuple(self._renderer.render(self._tree.restore(conversation.messages), conversation.tools))
+
+    def _attach(self, plan: _Plan, completion: Completion, *, started_s: float, seconds: float) -> Answer:
+        drawn = len(completion.token_ids)
+        self._committed_tokens += drawn - plan.request.params.max_tokens
+        self._truncated = ""
+        message = dict(self._renderer.parse(completion.token_ids))
+        self._parse_errors += bool(message.pop("tool_parse_error", False))
+        call_id = sha256(plan.request.request_id.encode()).hexdigest()[:24]
+        calls = cast("list[dict[str, object]]", message.get("tool_calls") or [])
+        if calls:
+            message["tool_calls"] = [{"id": f"call_{call_id}_{index}", **call} for index, call in enumerate(calls)]
+        self._tree.attach(
+            plan.place,
+            message,
+            prompt_ids=plan.prompt_ids,
+            completion=completion,
+            started_s=started_s,
+            seconds=seconds,
+        )
+        cut = completion.finish_reason is not FinishReason.STOP
+        return Answer(
+            call_id=call_id,
+            message=message,
+            finish_reason="tool_calls" if calls else "length" if cut else "stop",
+            prompt_tokens=len(plan.request.prompt_ids),
+            completion_tokens=drawn,
+            cached_tokens=completion.cached_tokens,
+        )
+
+    def _refuse(self, limit: str) -> CallRefusedError:
+        self._truncated = limit
+        return refusals.limit_reached(limit)
+
+    def _metrics(self, abandoned: int) -> dict[str, float]:
+        nodes = self._tree.nodes
+        edges = {
+            f"gateway/prefix_breaks_{edge.value}": sum(node.edge is edge for node in nodes) for edge in PREFIX_BREAKS
+        }
+        return {
+            "gateway/calls": float(self._num_calls),
+            "gateway/calls_abandoned": float(abandoned),
+            "gateway/replays": float(self._replays),
+            "gateway/retries": float(sum(node.edge is Edge.RETRY for node in nodes)),
+            "gateway/tokens_drawn": float(sum(len(node.completion.token_ids) for node in nodes)),
+            "gateway/tool_parse_errors": float(self._parse_errors),
+            "gateway/model_s": self._model_s,
+            **{name: float(count) for name, count in edges.items()},
+        }
+
+
+def call_seed(session_seed: int, call: int) -> int:
+    """Return the seed of a session's n-th call: the first 63 bits of sha256("etude call <session seed> <n>")."""
+    digest = sha256(f"etude call {session_seed} {call}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _refusal_of(error: Exception) -> tuple[CallRefusedError, str]:
+    """Return what a harness is told when a sampler failed that may not fail again, and the reason to count by."""
+    if isinstance(error, VersionUnavailableError):
+        return refusals.weights_changing(str(error)), "version_unavailable"
+    if isinstance(error, TimeoutError):
+        return refusals.sampler_unavailable("the sampler gave no answer in time"), "timeout"
+    return refusals.sampler_unavailable(str(error)), "unavailable"
