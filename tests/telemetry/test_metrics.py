@@ -1,0 +1,35 @@
+# pyright: basic
+from pathlib import Path
+
+import pytest
+
+from etude.telemetry.metrics import METRICS, combine, find, markdown
+
+
+def test_the_page_of_metrics_is_the_list():
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
+    assert page.read_text() == markdown(), "run: python -m etude.telemetry.metrics > docs/metrics.md"
+
+
+def test_a_name_means_one_thing():
+    names = [metric.name for metric in METRICS]
+    assert len(set(names)) == len(names)
+    for metric in METRICS:
+        assert find(metric.name.replace("<pool>", "half-8.x").replace("<edge>", "rewrite")) == metric
+    assert find("mismatch/k3/pool one") is None
+    assert find("no/such_thing") is None
+
+
+def test_parts_combine_each_by_its_reduction():
+    parts = [
+        {"training/tokens_trained": 10.0, "reward/mean": 0.5, "staleness/versions_max": 2.0, "training/lr": 0.1},
+        {"training/tokens_trained": 20.0, "reward/mean": 1.0, "staleness/versions_max": 1.0, "training/lr": 0.2},
+    ]
+    assert combine(parts) == {
+        "training/tokens_trained": 30.0,
+        "reward/mean": 0.75,
+        "staleness/versions_max": 2.0,
+        "training/lr": 0.2,
+    }
+    with pytest.raises(ValueError, match="no/such_thing"):
+        combine([{"no/such_thing": 1.0}])
