@@ -311,6 +311,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
             message = f"unknown key; did you mean {guess}?" if guess else "unknown key"
         elif item["type"] == "missing":
             message = "is required"
+        elif item["type"] == "json_invalid":
+            message = "holds text that is not UTF-8, or tables nested too deeply"
         elif item["type"] == "value_error":
             message = item["msg"].removeprefix("Value error, ")
             key = "" if key and message.startswith(key) else key
