@@ -1,0 +1,125 @@
+"""The first process of a sandbox: answers its backend over an inherited socket. Standard library only.
+
+One request at a time. When the socket ends, so does this process, and with it everything in its pid namespace.
+"""
+
+import os
+import signal
+import socket
+from dataclasses import asdict, dataclass
+from typing import NoReturn
+
+from etude.environments.commands import Command, Runner, kill_descendants
+from etude.environments.files import Files
+from etude.environments.framing import Header, encode, receive
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_EXECUTABLE, _PLAIN = 0o755, 0o644
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an agent finds itself."""
+
+    root: str
+    """Directory that stands for `/`; anything but `/` where the host grants no mount namespace."""
+    alone: bool
+    """Whether this process is the first of its own pid namespace."""
+    user_ids: dict[str, int | None]
+    """Number to become per user; None stays what this process is."""
+    path: str = ""
+    """Put before the usual search path of commands."""
+
+
+class Agent:
+    """Serves requests until the owner goes away."""
+
+    def __init__(self, stream: socket.socket, place: Place, spec: Header) -> None:
+        self._stream = stream
+        self._place = place
+        self._env: dict[str, str] = spec["env"]
+        self._workdir: str = spec["workdir"]
+        self._files = Files(place.root)
+        self._runner = Runner(stream, alone=place.alone)
+
+    def prepare(self, spec: Header, body: bytes) -> None:
+        """Place the task's files; the working directory belongs to `agent`."""
+        self._files.give_directory(self._workdir, self._place.user_ids["agent"])
+        self._write(spec["files"], body)
+
+    def serve(self) -> None:
+        """Answer requests; never returns."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        while True:
+            try:
+                request, body = receive(self._stream)
+            except (EOFError, OSError):
+                self.leave()
+            try:
+                answer = self._answer(request, body)
+            except (OSError, ValueError) as error:
+                answer = encode({"error": str(error)})
+            self._stream.sendall(answer)
+
+    def leave(self) -> NoReturn:
+        """End this process and all that it started."""
+        if not self._place.alone:
+            kill_descendants(os.getpid())
+        os._exit(0)
+
+    def _answer(self, request: Header, body: bytes) -> bytes:
+        match request["op"]:
+            case "run":
+                return self._run(request)
+            case "write":
+                self._write(request["files"], body)
+                return encode({})
+            case "read":
+                changed, gone = self._files.read(request["path"], request["max_bytes"], request["known"])
+                listing = [[path, len(content)] for path, content in changed.items()]
+                return encode({"files": listing, "gone": gone}, b"".join(changed.values()))
+            case other:
+                msg = f"unknown request {other!r}"
+                raise ValueError(msg)
+
+    def _write(self, files: list[tuple[str, int, bool]], body: bytes) -> None:
+        position = 0
+        for path, size, executable in files:
+            content = body[position : position + size]
+            self._files.write(path, content, _EXECUTABLE if executable else _PLAIN)
+            position += size
+
+    def _run(self, request: Header) -> bytes:
+        user: str = request["user"]
+        if user not in self._place.user_ids:
+            msg = f"no user {user!r} in the sandbox; there are {', '.join(self._place.user_ids)}"
+            raise ValueError(msg)
+        command = Command(
+            argv=[self._translate(argument) for argument in request["argv"]],
+            cwd=self._inside(request["cwd"] or self._workdir),
+            env=self._environment(user, request["env"]),
+            user_id=self._place.user_ids[user],
+            timeout_s=request["timeout_s"],
+            max_output_bytes=request["max_output_bytes"],
+        )
+        ending = asdict(self._runner.run(command))
+        stdout, stderr = bytes(ending.pop("stdout")), bytes(ending.pop("stderr"))
+        return encode({**ending, "stdout": len(stdout)}, stdout + stderr)
+
+    def _environment(self, user: str, extra: dict[str, str]) -> dict[str, str]:
+        home = "/root" if user == "root" else "/home/agent"
+        path = f"{self._place.path}:{_PATH}" if self._place.path else _PATH
+        usual = {"PATH": path, "HOME": self._inside(home), "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
+        if self._place.root != "/":
+            usual |= {"ETUDE_ROOT": self._place.root, "TMPDIR": self._inside("/tmp")}
+        return usual | {name: self._translate(value) for name, value in (self._env | extra).items()}
+
+    def _inside(self, path: str) -> str:
+        return path if self._place.root == "/" else self._place.root + path
+
+    def _translate(self, text: str) -> str:
+        """Where the sandbox's root is only a directory, point an argument that names one of its files there."""
+        if self._place.root == "/" or not text.startswith("/"):
+            return text
+        first = text.split("/")[1]
+        return self._inside(text) if first and os.path.lexists(f"{self._place.root}/{first}") else text

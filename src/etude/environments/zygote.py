@@ -1,0 +1,277 @@
+"""The process that sandboxes are forked from. Standard library only.
+
+It is started by `execve` with an empty environment, so that neither arguments, environment nor memory of the trainer
+are in any sandbox. It serves one backend over a socket; when that ends, by `kill -9` or otherwise, it kills every
+sandbox, removes what it made, and leaves.
+"""
+
+import contextlib
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from etude.environments import jail, syscalls
+from etude.environments.agent import Agent, Place
+from etude.environments.cgroups import ControlGroups
+from etude.environments.commands import kill_descendants
+from etude.environments.framing import Header, encode, receive
+
+_MAX_MESSAGE = 1 << 16
+_STREAM = 3
+_NAMESPACES = (
+    syscalls.CLONE_NEWUSER
+    | syscalls.CLONE_NEWPID
+    | syscalls.CLONE_NEWNS
+    | syscalls.CLONE_NEWNET
+    | syscalls.CLONE_NEWIPC
+    | syscalls.CLONE_NEWUTS
+)
+_FIRST_HOST_ID = 0x70000000
+"""Users of sandboxes are numbers above this one on the host, which belong to nobody there."""
+_NUM_IDS = 65536
+
+
+class Zygote:
+    """Makes sandboxes on request."""
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self._control = control
+        self._mounts: list[tuple[str, str]] = [(source, target) for source, target in settings["mounts"]]
+        self._interpreter: str = settings["interpreter"]
+        self._privileged = os.geteuid() == 0
+        self._agent_id = jail.AGENT_ID if self._privileged else 0
+        self._groups = ControlGroups()
+        self._names: dict[int, str] = {}
+        self._roots: dict[int, str] = {}
+        self.contained = False
+
+    @property
+    def controllers(self) -> frozenset[str]:
+        """Control-group controllers that can be used."""
+        return self._groups.controllers
+
+    def contain(self) -> str:
+        """Enter the template root. Returns why the kernel does not let it, or nothing."""
+        if not syscalls.SUPPORTED:
+            return f"no system-call table for {platform.machine()}"
+        try:
+            user, group = os.geteuid(), os.getegid()
+            if self._privileged:
+                syscalls.unshare(syscalls.CLONE_NEWNS)
+            else:
+                syscalls.unshare(syscalls.CLONE_NEWUSER | syscalls.CLONE_NEWNS)
+                _map_ids("self", user, group, 1)
+            shown = [(path, path) for path in (self._interpreter,) if path]
+            jail.build_template([*shown, *self._mounts], agent_id=self._agent_id)
+        except OSError as error:
+            return str(error)
+        self.contained = True
+        return ""
+
+    def serve(self) -> None:
+        """Answer requests until the backend goes away; never returns."""
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(wake_read, select.POLLIN)
+        poll.register(self._control.fileno(), select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll()]
+            if wake_read in ready:
+                os.read(wake_read, _MAX_MESSAGE)
+                self._bury()
+            if self._control.fileno() in ready and not self._take_request():
+                self._leave()
+
+    def _take_request(self) -> bool:
+        """Handle one message; False when there will be no more."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, _MAX_MESSAGE, 1)
+        except OSError:
+            return False
+        if not message:
+            return False
+        request = json.loads(message)
+        if request["op"] == "kill":
+            for pid in [pid for pid, name in self._names.items() if name == request["name"]]:
+                self._kill(pid)
+            return True
+        stream = socket.socket(fileno=descriptors[0])
+        try:
+            self._spawn(request, stream)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                stream.sendall(encode({"error": f"{error}"}))
+            self._forget(request["name"])
+        finally:
+            stream.close()
+        return True
+
+    def _spawn(self, request: Header, stream: socket.socket) -> None:
+        name: str = request["name"]
+        self._groups.create(name, memory_bytes=request["memory_bytes"], pids=request["pids"], cpus=request["cpus"])
+        go_read, go_write = os.pipe()
+        root = "/" if self.contained else tempfile.mkdtemp(prefix="etude-sandbox-")
+        pid = syscalls.clone(_NAMESPACES) if self.contained else os.fork()
+        if pid == 0:
+            _isolate_descriptors(stream, go_read)
+            self._become_sandbox(root)
+        self._names[pid] = name
+        if not self.contained:
+            self._roots[pid] = root
+        os.close(go_read)
+        try:
+            if self.contained:
+                self._map_sandbox(pid)
+            self._groups.enter(name, pid)
+            os.write(go_write, b"x")
+        except OSError:
+            os.kill(pid, signal.SIGKILL)
+            raise
+        finally:
+            os.close(go_write)
+
+    def _map_sandbox(self, pid: int) -> None:
+        if self._privileged:
+            _map_ids(str(pid), _FIRST_HOST_ID, _FIRST_HOST_ID, _NUM_IDS)
+        else:
+            _map_ids(str(pid), 0, 0, 1)
+
+    def _become_sandbox(self, root: str) -> None:
+        """Be the first process of a sandbox; never returns."""
+        stream = socket.socket(fileno=_STREAM)
+        try:
+            if not os.read(_STREAM + 1, 1):
+                os._exit(1)
+            os.close(_STREAM + 1)
+            spec, body = receive(stream)
+            listener = self._settle(spec, root)
+            path = f"{self._interpreter}/bin" if self._interpreter else ""
+            place = Place(root=root, alone=self.contained, user_ids=self._user_ids(), path=path)
+            agent = Agent(stream, place, spec)
+            agent.prepare(spec, body)
+            ready = encode({"contained": self.contained, "privileged": self._privileged})
+            if listener:
+                socket.send_fds(stream, [ready], [listener.fileno()])
+                listener.close()
+            else:
+                stream.sendall(ready)
+            agent.serve()
+        except (OSError, EOFError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                stream.sendall(encode({"error": f"{type(error).__name__}: {error}"}))
+        finally:
+            os._exit(1)
+
+    def _settle(self, spec: Header, root: str) -> socket.socket | None:
+        if self.contained:
+            if self._privileged:
+                # The host's root has no number in the new user namespace; only the sandbox's own root has.
+                os.setgroups([])
+                os.setresgid(0, 0, 0)
+                os.setresuid(0, 0, 0)
+            shown = [path for path in (self._interpreter,) if path]
+            targets = [target for _, target in self._mounts]
+            return jail.enter(spec, [*shown, *targets], agent_id=self._agent_id)
+        os.setsid()
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+        jail.limit_resources(storage_bytes=spec["storage_bytes"], pids=None)
+        root_id, agent_id = (_FIRST_HOST_ID, _FIRST_HOST_ID + jail.AGENT_ID) if self._privileged else (-1, -1)
+        os.chown(root, root_id, root_id)
+        jail.make_directories(root, agent_id=agent_id, root_id=root_id)
+        for source, target in self._mounts:
+            shutil.copytree(source, root + target)
+        return None
+
+    def _kill(self, pid: int) -> None:
+        if not self.contained:
+            kill_descendants(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    def _user_ids(self) -> dict[str, int | None]:
+        if not self._privileged:
+            return {"agent": None, "root": None}
+        if self.contained:
+            return {"agent": self._agent_id, "root": None}
+        return {"agent": _FIRST_HOST_ID + jail.AGENT_ID, "root": _FIRST_HOST_ID}
+
+    def _bury(self) -> None:
+        """Take note of sandboxes that ended, and remove what they leave."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if root := self._roots.pop(pid, ""):
+                    shutil.rmtree(root, ignore_errors=True)
+                if name := self._names.pop(pid, ""):
+                    self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._groups.remove(name)
+        with contextlib.suppress(OSError):
+            self._control.send(json.dumps({"gone": name}).encode())
+
+    def _leave(self) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for pid in self._names:
+            self._kill(pid)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, _ = os.waitpid(-1, 0)
+                if root := self._roots.pop(pid, ""):
+                    shutil.rmtree(root, ignore_errors=True)
+                self._groups.remove(self._names.pop(pid, ""))
+        self._groups.close()
+        os._exit(0)
+
+
+def _ignore(_signal: int, _frame: object) -> None:
+    """Only there so that the signal wakes the loop."""
+
+
+def _map_ids(pid: str, first_user: int, first_group: int, count: int) -> None:
+    process = Path("/proc", pid)
+    (process / "uid_map").write_text(f"0 {first_user} {count}\n")
+    if count == 1:
+        (process / "setgroups").write_text("deny\n")
+    (process / "gid_map").write_text(f"0 {first_group} {count}\n")
+
+
+def _isolate_descriptors(stream: socket.socket, go: int) -> None:
+    """Keep the sandbox's own socket and the starting signal as 3 and 4, and nothing else of the zygote's."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    high = 100
+    os.dup2(stream.detach(), high)
+    os.dup2(go, high + 1)
+    os.dup2(high, _STREAM)
+    os.dup2(high + 1, _STREAM + 1)
+    os.closerange(_STREAM + 2, 1 << 16)
+    for descriptor in (_STREAM, _STREAM + 1):
+        os.set_inheritable(descriptor, False)
+
+
+def main(descriptor: int) -> None:
+    """Serve the backend at the other end of the inherited socket."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for standard in range(3):
+        os.dup2(null, standard)
+    sys.path.clear()
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    zygote = Zygote(control, json.loads(control.recv(_MAX_MESSAGE)))
+    problem = zygote.contain()
+    control.send(json.dumps({"problem": problem, "controllers": sorted(zygote.controllers)}).encode())
+    zygote.serve()
