@@ -1,4 +1,5 @@
 # pyright: basic, reportArgumentType=false, reportAttributeAccessIssue=false, reportOptionalSubscript=false
+# pyright: reportOptionalMemberAccess=false, reportOptionalIterable=false
 """The official SDK is the judge of what Chat Completions means."""
 
 import openai
