@@ -234,6 +234,13 @@ def test_a_directory_of_absurd_size_is_refused_without_reading_it(tmp_path):
     assert f"more than {tree.MAX_FILES} files" in errors_of(path)[0]
 
 
+def test_keys_that_could_fool_a_terminal_are_shown_harmlessly(tmp_path):
+    path = make(tmp_path, **{"task.toml": TASK_TOML + '"\\u001b[2J\\n" = 1\n'})
+    (line,) = errors_of(path)
+    assert "unknown key" in line
+    assert line.isprintable()
+
+
 def test_a_file_that_became_a_link_after_it_was_listed_is_not_followed(tmp_path):
     (tmp_path / "secret").write_text("k")
     (tmp_path / "link").symlink_to("secret")
@@ -281,6 +288,11 @@ def test_different_trees_have_different_digests(one, other):
         ("COPY src", "COPY: needs a source and a destination"),
         ('COPY "src /app', "COPY: cannot be read"),
         ('COPY ["src", 1]', "COPY: cannot be read"),
+        ("COPY\t../x /app/", "COPY: '../x' leaves environment/"),
+        ("COPY src \\\n# comment\n\n  ../x /app/", "COPY: '../x' leaves environment/"),
+        ("WORKDIR tests", "WORKDIR: '/tests' is not a place to work in"),
+        ("COPY src tests", "COPY: 'tests' is reserved"),
+        ("# escape=`", "escape: the directive is not supported"),
         ("copy ../x /app/", "COPY: '../x' leaves environment/"),
         ("FROM two:1", "FROM: builds in several stages"),
         ("ENV A=$B", "ENV: the value of A refers to other variables"),

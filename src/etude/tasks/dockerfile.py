@@ -12,13 +12,14 @@ from typing import cast
 
 import msgspec
 
-from etude.tasks.finding import Finding, Severity
+from etude.tasks.finding import Finding, warning
 from etude.tasks.schema import env_problem
 
 RESERVED = ("/tests", "/solution", "/logs", "/opt/harness", "/proc", "/sys", "/dev")
 """Directories of a sandbox that belong to grading, the harness or the kernel."""
 
 _FLAG = re.compile(r"--[a-z-]+=\S*|--[a-z-]+")
+_ESCAPE = re.compile(r"^[ \t]*#[ \t]*escape[ \t]*=", re.MULTILINE | re.IGNORECASE)
 _REMOTE = re.compile(r"[a-z]+://|git@")
 
 
@@ -36,7 +37,7 @@ def read_dockerfile(text: str, path: str, files: Iterable[str]) -> Dockerfile:
     workdir = ""
     env: dict[str, str] = {}
     findings: list[Finding] = []
-    context = {parent for name in files for parent in _with_parents(name)}
+    context = _with_folders(files)
     images = 0
     for keyword, rest in instructions(text):
         problems: Iterable[str] = ()
@@ -45,7 +46,7 @@ def read_dockerfile(text: str, path: str, files: Iterable[str]) -> Dockerfile:
                 images += 1
                 problems = ["builds in several stages are not supported"] if images > 1 else []
                 if unpinned := _unpinned(rest):
-                    findings.append(_warning(path, "FROM", unpinned, "name a tag or, better, a digest"))
+                    findings.append(warning(path, unpinned, "name a tag or, better, a digest", field="FROM"))
             case "WORKDIR":
                 workdir = posixpath.normpath(posixpath.join(workdir or "/", rest.strip("\"'")))
                 problems = workdir_problems(rest, workdir)
@@ -53,10 +54,12 @@ def read_dockerfile(text: str, path: str, files: Iterable[str]) -> Dockerfile:
                 pairs, problems = _env(rest)
                 env |= pairs
             case "COPY" | "ADD":
-                problems = copy_problems(rest, context)
+                problems = copy_problems(rest, workdir, context)
             case _:
                 continue
         findings += [Finding(path=path, field=keyword, message=problem) for problem in problems]
+    if _ESCAPE.search(text):
+        findings.append(Finding(path=path, field="escape", message="the directive is not supported; use backslashes"))
     if not images:
         findings.append(Finding(path=path, field="FROM", message="is missing", hint="begin with FROM image:tag"))
     return Dockerfile(workdir=workdir, env=env, findings=tuple(findings))
@@ -65,19 +68,16 @@ def read_dockerfile(text: str, path: str, files: Iterable[str]) -> Dockerfile:
 def instructions(text: str) -> Iterator[tuple[str, str]]:
     """Yield each instruction in capitals with its arguments, continued lines joined and comments left out."""
     pending = ""
-    for line in text.splitlines():
-        if line.lstrip().startswith("#") or not line.strip():
+    lines = [line.strip() for line in text.split("\n")]
+    # The empty line at the end finishes an instruction that the file leaves open.
+    for line in (*(line for line in lines if line and not line.startswith("#")), ""):
+        if line.endswith("\\"):
+            pending += line[:-1] + " "
             continue
-        pending += line.strip()
-        if pending.endswith("\\"):
-            pending = pending[:-1] + " "
-            continue
-        keyword, _, rest = pending.partition(" ")
-        yield keyword.upper(), rest.strip()
+        keyword, *rest = (pending + line).split(None, 1) or [""]
+        if keyword:
+            yield keyword.upper(), "".join(rest).strip()
         pending = ""
-    if pending:
-        keyword, _, rest = pending.partition(" ")
-        yield keyword.upper(), rest.strip()
 
 
 def workdir_problems(written: str, workdir: str) -> list[str]:
@@ -86,12 +86,16 @@ def workdir_problems(written: str, workdir: str) -> list[str]:
         return ["variables and control characters are not supported; write the directory out"]
     if not workdir.startswith("/") or ".." in written.split("/"):
         return [f"{written!r} must be an absolute path without '..'"]
-    if workdir in ("/", "//") or any(f"{workdir}/".startswith(f"{taken}/") for taken in RESERVED):
+    if workdir in ("/", "//") or _is_reserved(workdir):
         return [f"{workdir!r} is not a place to work in; use a directory of its own, such as /app"]
     return []
 
 
-def copy_problems(rest: str, context: set[str]) -> Iterator[str]:
+def _is_reserved(path: str) -> bool:
+    return any(f"{path}/".startswith(f"{taken}/") for taken in RESERVED)
+
+
+def copy_problems(rest: str, workdir: str, context: set[str]) -> Iterator[str]:
     """Say why the arguments of a COPY or ADD are refused; nothing when they are not."""
     try:
         words = _words(_without_flags(rest))
@@ -100,7 +104,7 @@ def copy_problems(rest: str, context: set[str]) -> Iterator[str]:
         return
     if "--from" in rest:
         yield "copying from another image or stage is not supported"
-    if rest.startswith("<<"):
+    if any(word.startswith("<<") for word in words):
         yield "here-documents are not supported; put the file into environment/"
         return
     if len(words) < 2:  # noqa: PLR2004 - a source and a destination
@@ -112,7 +116,7 @@ def copy_problems(rest: str, context: set[str]) -> Iterator[str]:
             yield f"{source!r} {problem}"
     if ".." in target.split("/") or "$" in target:
         yield f"{target!r} must be a path without '..' or variables"
-    elif any(f"{posixpath.normpath(target)}/".startswith(f"{taken}/") for taken in RESERVED):
+    elif _is_reserved(posixpath.normpath(posixpath.join(workdir or "/", target))):
         yield f"{target!r} is reserved; the agent must not find tests or solution there"
 
 
@@ -128,11 +132,14 @@ def _source_problem(source: str, context: set[str]) -> str:
     return "" if is_pattern or posixpath.normpath(source) in context else "is not in environment/"
 
 
-def _with_parents(name: str) -> Iterator[str]:
-    yield "."
-    while name:
-        yield name
-        name = posixpath.dirname(name)
+def _with_folders(files: Iterable[str]) -> set[str]:
+    found = {"."}
+    for file in files:
+        name = file
+        while name and name not in found:
+            found.add(name)
+            name = posixpath.dirname(name)
+    return found
 
 
 def _without_flags(rest: str) -> str:
@@ -170,7 +177,3 @@ def _unpinned(rest: str) -> str:
     if image == "scratch" or "@" in name or (":" in name and not name.endswith(":latest")):
         return ""
     return f"{image!r} may become another image"
-
-
-def _warning(path: str, field: str, message: str, hint: str) -> Finding:
-    return Finding(path=path, field=field, severity=Severity.WARNING, message=message, hint=hint)

@@ -1,6 +1,7 @@
 """What is wrong with a task directory, for people and machines."""
 
 from enum import StrEnum
+from pathlib import Path
 
 import msgspec
 
@@ -27,4 +28,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     def line(self) -> str:
         """Return the finding on one line, such as `foo/task.toml: environment.cpus: must be positive`."""
         place = f"{self.path}: {self.field}" if self.field else self.path
-        return f"{place}: {self.message}" + (f"; {self.hint}" if self.hint else "")
+        return printable(f"{place}: {self.message}" + (f"; {self.hint}" if self.hint else ""))
+
+
+def warning(path: Path | str, message: str, hint: str, *, field: str = "") -> Finding:
+    """Return a finding that does not keep a task from being used."""
+    return Finding(path=printable(path), field=field, severity=Severity.WARNING, message=message, hint=hint)
+
+
+def printable(text: Path | str) -> str:
+    """Return text that can neither move a terminal's cursor nor break a message into two lines."""
+    text = str(text)
+    return text if text.isprintable() else repr(text)[1:-1]

@@ -6,9 +6,9 @@ import msgspec
 
 from etude.errors import TaskError
 from etude.tasks.dockerfile import Dockerfile, read_dockerfile, workdir_problems
-from etude.tasks.finding import Finding, Severity
+from etude.tasks.finding import Finding, Severity, printable
 from etude.tasks.schema import TaskFile, parse_task_file
-from etude.tasks.tree import Tree, printable, read_bytes, read_tree
+from etude.tasks.tree import Tree, read_bytes, read_tree
 from etude.types import Task
 
 DEFAULT_WORKDIR = "/app"
@@ -110,7 +110,8 @@ def examine(path: Path) -> Examination:
     instruction = _text(path, tree, "instruction.md", findings)
     dockerfile = _dockerfile(path, tree, findings)
     if instruction is not None and not instruction.strip():
-        findings.append(Finding(path=str(path / "instruction.md"), message="is empty", hint="say what is to be done"))
+        place = printable(path / "instruction.md")
+        findings.append(Finding(path=place, message="is empty", hint="say what is to be done"))
     workdir = _workdir(path, task_file, dockerfile, findings)
     task = None
     if task_file and instruction and not any(item.severity is Severity.ERROR for item in findings):

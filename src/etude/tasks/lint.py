@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from etude.errors import TaskError
-from etude.tasks.finding import Finding, Severity
+from etude.tasks.finding import Finding, Severity, printable, warning
 from etude.tasks.harbor import Examination, examine, task_directories
-from etude.tasks.tree import Tree, printable, read_bytes
+from etude.tasks.tree import Tree, read_bytes
 
 MAX_SCRIPT_BYTES = 1 << 20
 _FETCHES = re.compile(
@@ -51,14 +51,14 @@ def _failed(path: Path, error: TaskError) -> Finding:
 def _habits(path: Path, examination: Examination) -> Iterator[Finding]:
     task_file = examination.task_file
     if task_file and "environment_mode" not in task_file.verifier.model_fields_set:
-        yield _warning(
+        yield warning(
             path / "task.toml",
             "Harbor would run the tests where the agent was; here they run in a fresh copy",
             "write environment_mode = 'separate'",
             field="verifier.environment_mode",
         )
     if task_file and "timeout_sec" not in task_file.agent.model_fields_set:
-        yield _warning(
+        yield warning(
             path / "task.toml",
             f"absent, so {task_file.agent.timeout_sec:g} s are given",
             "write how long the task takes",
@@ -66,7 +66,7 @@ def _habits(path: Path, examination: Examination) -> Iterator[Finding]:
         )
     strays = {name[: found.end()] for name in examination.tree.files if (found := _STRAY.search(name))}
     for name in sorted(strays):
-        yield _warning(path / name, "looks like a left-over and changes the task's digest", "delete it")
+        yield warning(path / name, "looks like a left-over and changes the task's digest", "delete it")
 
 
 def _leaks(path: Path, tree: Tree) -> Iterator[Finding]:
@@ -83,7 +83,7 @@ def _leaks(path: Path, tree: Tree) -> Iterator[Finding]:
         if original.endswith(".sh"):
             yield Finding(path=printable(path / name), message=f"is {original}, which the agent must not see")
         else:
-            yield _warning(path / name, f"is the same as {original}", "keep tests and answers out of environment/")
+            yield warning(path / name, f"is the same as {original}", "keep tests and answers out of environment/")
 
 
 def _scripts(path: Path, tree: Tree) -> Iterator[Finding]:
@@ -96,12 +96,12 @@ def _scripts(path: Path, tree: Tree) -> Iterator[Finding]:
             yield Finding(path=printable(test), message="has no interpreter line", hint="begin with #!/bin/bash")
         if found := _FETCHES.search(text):
             tool = found[1].decode()
-            yield _warning(test, f"uses {tool!r}, but grading has no network", "put it into environment/")
+            yield warning(test, f"uses {tool!r}, but grading has no network", "put it into environment/")
         if b"/logs/verifier/reward" not in text and not _writes_reward(path, tree):
-            yield _warning(test, "nothing in tests/ names /logs/verifier/reward.txt", "write the reward there")
+            yield warning(test, "nothing in tests/ names /logs/verifier/reward.txt", "write the reward there")
     dockerfile = path / "environment/Dockerfile"
     if "environment/Dockerfile" in tree.files and _installs_unpinned(_script(dockerfile)):
-        yield _warning(dockerfile, "installs packages without versions", "pin them with ==", field="RUN")
+        yield warning(dockerfile, "installs packages without versions", "pin them with ==", field="RUN")
 
 
 def _installs_unpinned(text: bytes) -> bool:
@@ -119,8 +119,3 @@ def _script(path: Path) -> bytes:
 def _writes_reward(path: Path, tree: Tree) -> bool:
     names = [name for name in tree.files if name.startswith("tests/")]
     return any(b"/logs/verifier/reward" in _script(path / name) for name in names)
-
-
-def _warning(path: Path, message: str, hint: str, *, field: str = "") -> Finding:
-    place = printable(path)
-    return Finding(path=place, field=field, severity=Severity.WARNING, message=message, hint=hint)

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from etude.errors import TaskError
-from etude.tasks.finding import Finding
+from etude.tasks.finding import Finding, printable
 
 MAX_FILES = 10_000
 MAX_FILE_BYTES = 64 << 20
@@ -107,12 +107,6 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise TaskError(f"{printable(path)}: larger than {max_bytes} bytes")
     return data
-
-
-def printable(path: Path | str) -> str:
-    """Return a path that cannot move a terminal's cursor or break a message into two lines."""
-    text = str(path)
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _unsafe(name: str, info: os.stat_result) -> str:
