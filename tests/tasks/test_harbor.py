@@ -41,7 +41,7 @@ FROM python:3.11-slim
 WORKDIR /srv
 WORKDIR app
 ENV LANG=C.UTF-8 GREETING="hello you"
-ENV LEVEL low
+ENV LEVEL\tlow
 COPY --chown=1:1 src \\
      data.txt /srv/app/
 """
@@ -297,6 +297,8 @@ def test_different_trees_have_different_digests(one, other):
         ("FROM two:1", "FROM: builds in several stages"),
         ("ENV A=$B", "ENV: the value of A refers to other variables"),
         ("ENV 1A=b", "ENV: '1A' is not a name"),
+        ("ENV A=1 B", "ENV: 'B' has no value"),
+        ("ENV", "ENV: '' is not a name"),
         ('ENV A="b', "ENV: cannot be read"),
         ("WORKDIR /app/../..", "WORKDIR: '/app/../..' must be an absolute path"),
         ("WORKDIR $HOME", "WORKDIR: variables and control characters"),

@@ -158,16 +158,18 @@ def _words(rest: str) -> list[str]:
 
 
 def _env(rest: str) -> tuple[dict[str, str], list[str]]:
-    name, _, value = rest.partition(" ")
-    try:
-        # The old form has one variable and no equals sign: ENV NAME the rest of the line
-        assignments = (
-            [word.partition("=") for word in shlex.split(rest)] if "=" in name else [(name, "=", value.strip())]
-        )
-    except ValueError as error:
-        return {}, [f"cannot be read: {error}"]
+    name, *value = rest.split(None, 1) or [""]
+    if "=" in name:
+        try:
+            assignments = [word.partition("=") for word in shlex.split(rest)]
+        except ValueError as error:
+            return {}, [f"cannot be read: {error}"]
+    else:
+        # The old form sets one variable to the rest of the line: ENV NAME some text
+        assignments = [(name, "=", "".join(value))]
+    problems = [f"{name!r} has no value" for name, equals, _ in assignments if not equals]
     pairs = {name: value for name, _, value in assignments}
-    problems = [problem for name, value in pairs.items() if (problem := env_problem(name, value))]
+    problems += [problem for name, value in pairs.items() if (problem := env_problem(name, value))]
     return ({} if problems else pairs), problems
 
 
