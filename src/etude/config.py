@@ -91,7 +91,7 @@ class EnvironmentSection(Section):
 class HarnessSection(Section):
     """The agent program. It is given OPENAI_BASE_URL and OPENAI_API_KEY and knows nothing of training."""
 
-    command: tuple[str, ...] = ("python3", "-I", "-S", "/opt/harness/mini.py")
+    command: tuple[str, ...] = ("python3", "-I", "-S", "/opt/harness/mini.py", "{instruction}")
     """Program and arguments, run inside the sandbox in the task's workdir; `{instruction}` is replaced."""
     files: str = ""
     """Directory placed read-only at /opt/harness; empty: the built-in mini harness."""

@@ -13,9 +13,11 @@ from etude.gateway.doubles import ScriptedSampler, byte_tokenizer
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
 from etude.gateway.sessions import call_seed
+from etude.interfaces import SessionHost
 from etude.types import Edge, FinishReason, SampleRequest, SamplingParams
 
 TOKENIZER = byte_tokenizer()
+HOST: type[SessionHost] = Gateway
 USER = {"role": "user", "content": "fix it"}
 TOOLS = [{"type": "function", "function": {"name": "shell", "parameters": {"type": "object"}}}]
 LS = '<tool_call>{"name": "shell", "arguments": {"command":  "ls"}}</tool_call>'
@@ -67,6 +69,18 @@ async def test_a_turn_extends_the_exact_tokens_of_the_turn_before(serve):
     assert [message["role"] for message in record.messages] == ["user", "assistant", "tool", "assistant"]
     assert record.failure is None
     assert record.truncated == ""
+
+
+async def test_tokens_are_never_made_again_from_text(serve):
+    apart = [TOKENIZER.token_to_id(token) for token in ("a", "b", "<|im_end|>")]
+    assert TOKENIZER.encode("ab").ids != apart[:2]
+    async with serve([apart, "done"]) as served:
+        _, first = await served.ask(USER)
+        assert message_of(first)["content"] == "ab"
+        await served.ask(USER, message_of(first), USER)
+        await served.close()
+    one, two = served.sampler.requests
+    assert list(two.prompt_ids[len(one.prompt_ids) :][:3]) == apart
 
 
 async def test_a_branch_keeps_each_position_of_the_experts_once(serve):
@@ -153,6 +167,8 @@ async def test_the_call_limit_is_a_permanent_error(serve):
 
 async def test_an_over_long_prompt_is_openais_own_error_and_forgiven_when_the_harness_shortens_it(serve):
     async with serve(["a"], context_length=60) as served:
+        _, body = await served.ask({"role": "user", "content": "x" * (1 << 19)})
+        assert "at least 16384" in body["error"]["message"], "so long a prompt is not even encoded"
         status, body = await served.ask({"role": "user", "content": "x" * 100})
         assert (status, code(body), body["error"]["type"]) == (400, "context_length_exceeded", "invalid_request_error")
         await served.ask(USER)

@@ -45,7 +45,7 @@ def malformed(message: str) -> CallRefusedError:
 def context_overflow(prompt_tokens: int, context_length: int) -> CallRefusedError:
     """The prompt leaves no room for an answer."""
     message = (
-        f"This model's maximum context length is {context_length} tokens and the prompt has {prompt_tokens}: "
+        f"This model's maximum context length is {context_length} tokens and the prompt has at least {prompt_tokens}: "
         "shorten the conversation"
     )
     return CallRefusedError(400, "context_length_exceeded", message)

@@ -17,6 +17,9 @@ from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
 from etude.types import Completion, Edge, Failure, FinishReason, SampleRequest
 
 PREFIX_BREAKS = (Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
+MOST_CHARS = 32
+"""Characters per token beyond which a whole conversation is held to be too long without being encoded: encoding takes
+seconds for megabytes, during which no other session would be served."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,9 +164,8 @@ class Session:
             self._fatal = Failure(component="sampler", reason=reason, message=str(error)[:500])
             raise refusals.session_failed(str(error)) from error
         except ContextOverflowError as error:
-            self._truncated = "context"
             self._committed_tokens -= plan.request.params.max_tokens
-            raise refusals.context_overflow(len(plan.request.prompt_ids), self._context_length) from error
+            raise self._overflow(len(plan.request.prompt_ids)) from error
         except (SamplerError, TimeoutError, OSError) as error:
             self._unanswered[body_key] = plan
             refusal, reason = _refusal_of(error)
@@ -179,12 +181,14 @@ class Session:
         left = self.spec.max_session_tokens - self._committed_tokens
         if left <= 0:
             raise self._refuse("session_tokens")
+        least_tokens = sum(len(str(message["content"] or "")) for message in call.conversation.messages) // MOST_CHARS
+        if least_tokens > self._context_length:
+            raise self._overflow(least_tokens)
         place, added = self._prompt(call.conversation)
         prompt_ids = (*self._tree.sequence(place.parent), *added)
         room = self._context_length - len(prompt_ids)
         if room <= 0:
-            self._truncated = "context"
-            raise refusals.context_overflow(len(prompt_ids), self._context_length)
+            raise self._overflow(len(prompt_ids))
         number = self._num_calls
         params = msgspec.structs.replace(
             self.spec.params,
@@ -250,13 +254,17 @@ class Session:
         self._truncated = limit
         return refusals.limit_reached(limit)
 
+    def _overflow(self, prompt_tokens: int) -> CallRefusedError:
+        self._truncated = "context"
+        return refusals.context_overflow(prompt_tokens, self._context_length)
+
     def _metrics(self, abandoned: int) -> dict[str, float]:
         nodes = self._tree.nodes
         edges = {
             f"gateway/prefix_breaks_{edge.value}": sum(node.edge is edge for node in nodes) for edge in PREFIX_BREAKS
         }
         return {
-            "gateway/calls": float(self._num_calls),
+            "gateway/calls": float(len(nodes)),
             "gateway/calls_abandoned": float(abandoned),
             "gateway/replays": float(self._replays),
             "gateway/retries": float(sum(node.edge is Edge.RETRY for node in nodes)),
