@@ -34,11 +34,8 @@ def open_store(url: str) -> ObjectStore:
         msg = f"run.url {url!r}: use a path, or file:///path, s3://, gs:// or az:// with bucket and prefix"
         raise ConfigError(msg)
     try:
-        backend = from_url(
-            url,
-            retry_config={"max_retries": 6, "retry_timeout": timedelta(seconds=60)},
-            client_options={"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=120)},
-        )
+        # No client options here: any would hide those of the environment, such as AWS_ALLOW_HTTP and AWS_TIMEOUT.
+        backend = from_url(url, retry_config={"max_retries": 6, "retry_timeout": timedelta(seconds=60)})
     except (BaseError, ValueError) as error:
         msg = f"run.url {url!r} cannot be opened: {explain(error)}"
         raise ConfigError(msg) from error
