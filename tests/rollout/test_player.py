@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from etude.errors import EtudeError, HarnessError, SamplerError, SandboxError
@@ -132,6 +133,12 @@ async def test_a_grader_without_a_valid_reward_is_a_judge_error(grade: Grade):
     assert (trajectory.outcome, trajectory.reward) == (Outcome.JUDGE_ERROR, None)
     assert trajectory.failure is not None
     assert trajectory.failure.component == "grader"
+
+
+async def test_a_trajectory_can_be_sent_whatever_the_grader_read():
+    grade = Grade(reward=None, failure="\ud800", log="x" * 10**6, components={"\ud800": 1.0})
+    trajectory = await Stage(grade=grade).play()
+    assert len(msgspec.msgpack.encode(trajectory)) < 10_000
 
 
 @pytest.mark.parametrize("destroy_error", [None, SandboxError("stuck")])

@@ -20,6 +20,7 @@ from etude.interfaces import (
 )
 from etude.rollout.harness import Harness
 from etude.rollout.record import RolloutRecord
+from etude.rollout.untrusted import cut
 from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
 
 _CANNOT_START = (126, 127)
@@ -58,11 +59,11 @@ class _Attempt:
         """End without a score."""
         self.outcome = outcome
         self.reward = None
-        self.failure = Failure(component=component, reason=reason, message=message[:_MESSAGE_CHARS])
+        self.failure = Failure(component=component, reason=reason, message=cut(message[:_MESSAGE_CHARS]))
 
     def score(self, grade: Grade, *, ended_by_limit: bool) -> None:
         """End with what the grader found; a reward that is no finite number is the grader's error, never a zero."""
-        self.metrics |= {f"reward/{name}": value for name, value in grade.components.items()}
+        self.metrics |= {f"reward/{cut(name)}": value for name, value in grade.components.items()}
         if grade.reward is None or not math.isfinite(grade.reward):
             reason = grade.failure or f"reward is {grade.reward}"
             self.fail("grader", "no_reward", f"{reason}\n{grade.log}", outcome=Outcome.JUDGE_ERROR)
