@@ -1,8 +1,12 @@
 """Promises of groups and of the worker that plays them."""
 
 import asyncio
+import math
 from itertools import count
 
+import pytest
+
+from etude.errors import EndOfTasksError
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.doubles import ScriptedPlayer
 from etude.rollout.group import GroupPlan, PlayedGroup, derive_seed, play_group
@@ -19,13 +23,17 @@ def task(name: str) -> Task:
 
 
 class Endless:
-    """Tasks t0, t1, ..."""
+    """Tasks t0, t1, ..., for ever or up to an end."""
 
-    def __init__(self) -> None:
+    def __init__(self, end: float = math.inf) -> None:
         self._numbers = count()
+        self._end = end
 
     def next_task(self) -> Task:
-        return task(f"t{next(self._numbers)}")
+        number = next(self._numbers)
+        if number >= self._end:
+            raise EndOfTasksError("no more")
+        return task(f"t{number}")
 
     def cursor(self) -> bytes:
         return b""
@@ -137,5 +145,18 @@ async def test_stopped_groups_stay_in_flight_and_are_played_first_after_a_resume
         running = asyncio.create_task(worker.run(Endless(), resumed={"t0": task("t0"), "t1": task("t1")}))
         await ends.wait()
         assert sorted(await train(again, 1)) == ["t0", "t1"]
+        worker.stop()
+        await running
+
+
+async def test_a_trainer_does_not_wait_for_groups_that_no_task_is_left_for():
+    buffer = SlotBuffer(groups_per_step=2, max_staleness=1)
+    player = ScriptedPlayer(lambda _task, _index, _attempt: (Outcome.SCORED, 1.0, 5))
+    worker = RolloutWorker(player=player, buffer=buffer, plan=PLAN, concurrency=4)
+    async with asyncio.timeout(20):
+        running = asyncio.create_task(worker.run(Endless(end=5)))
+        assert len(await train(buffer, 2)) == 4
+        with pytest.raises(EndOfTasksError, match="1 groups short of the step to version 3"):
+            await train(buffer, 1)
         worker.stop()
         await running

@@ -1,6 +1,6 @@
 """The stylesheet of the report: readable in light and dark, on screen and on paper."""
 
-STYLE = """
+STYLE = r"""
 :root {
   --paper: #fcfbf8; --card: #ffffff; --ink: #1d1f24; --soft: #646a76; --edge: #e4e1d9; --code: #f5f3ee;
   --good: #1a7f4b; --bad: #b3382c; --mid: #9a6700; --accent: #3057d5;
@@ -55,6 +55,8 @@ details { margin-top: 10px; }
 summary { cursor: pointer; }
 summary:hover { color: var(--accent); }
 .rollout > summary { display: flex; flex-wrap: wrap; gap: 4px 12px; align-items: baseline; }
+.rollout > summary::before { content: "\25B8"; color: var(--soft); }
+.rollout[open] > summary::before { content: "\25BE"; }
 .badge { font-size: 12px; font-weight: 600; border: 1px solid currentColor; border-radius: 20px; padding: 0 9px; }
 .good { color: var(--good); } .bad { color: var(--bad); } .mid { color: var(--mid); }
 .turn { border-left: 3px solid var(--edge); padding: 2px 0 2px 14px; margin: 14px 0; }

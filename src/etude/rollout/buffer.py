@@ -14,7 +14,7 @@ from typing import Self
 
 import msgspec
 
-from etude.errors import ConfigError, StoreError
+from etude.errors import ConfigError, EndOfTasksError, StoreError
 from etude.types import Group
 
 
@@ -69,6 +69,7 @@ class SlotBuffer:
         self._unserved: dict[int, int] = {}
         self._num_trained = 0
         self._lost: Counter[str] = Counter()
+        self._closed = False
         self._changed = asyncio.Event()
 
     @property
@@ -123,6 +124,11 @@ class SlotBuffer:
         self._in_flight[ticket.number] = ticket
         return ticket
 
+    def close(self) -> None:
+        """Say that nothing more will be admitted, so that `take` does not wait for it."""
+        self._closed = True
+        self._notify()
+
     def finish(self, ticket: Ticket, group: Group) -> None:
         """Hand in the group that was played for a ticket; it keeps its slot."""
         if group.ticket != ticket.number or group.group_id != ticket.group_id:
@@ -160,8 +166,14 @@ class SlotBuffer:
         return group
 
     async def take(self, trainer_version: int) -> Group:
-        """Wait for the next group of the step built from `trainer_version`."""
+        """Wait for the next group of the step built from `trainer_version`.
+
+        Raise `EndOfTasksError` when the buffer is closed and nothing in flight could still come.
+        """
         while (group := self.try_take(trainer_version)) is None:
+            if self._closed and not self._in_flight:
+                msg = f"the tasks are used up {self._remaining} groups short of the step to version {self._version + 1}"
+                raise EndOfTasksError(f"{msg}: add tasks, or lower trainer.steps")
             await self._changed.wait()
         return group
 

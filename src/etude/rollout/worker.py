@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
+from etude.errors import EndOfTasksError
 from etude.interfaces import RolloutPlayer, TaskSource
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.group import GroupPlan, PlayedGroup, play_group
@@ -48,13 +49,17 @@ class RolloutWorker:
         self._stopping.set()
 
     async def _play_all(self, source: TaskSource, resumed: Mapping[str, Task]) -> None:
-        """Admit and play for ever."""
+        """Admit and play until there are no more tasks, then let what is in flight finish."""
         async with asyncio.TaskGroup() as groups:
             for ticket in self._buffer.in_flight:
                 groups.create_task(self._play(ticket, resumed[ticket.task_id]), name=ticket.group_id)
             while True:
                 await self._buffer.wait_for_slot()
-                task = source.next_task()
+                try:
+                    task = source.next_task()
+                except EndOfTasksError:
+                    self._buffer.close()
+                    return
                 ticket = self._buffer.admit(task.task_id)
                 groups.create_task(self._play(ticket, task), name=ticket.group_id)
 
