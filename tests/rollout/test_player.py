@@ -5,20 +5,20 @@ import asyncio
 import msgspec
 import pytest
 
+from etude.config import HarnessSection
 from etude.errors import EtudeError, HarnessError, SamplerError, SandboxError
 from etude.interfaces import ExecResult, Grade, SessionRecord
 from etude.rollout.doubles import ScriptedBackend, ScriptedGrader, ScriptedHost
-from etude.rollout.harness import Harness
 from etude.rollout.player import HarnessPlayer
 from etude.rollout.record import RolloutRecord
 from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
 
 TASK = Task(task_id="t", path="/tasks/t", digest="d", instruction="fix it; $(now)")
-HARNESS = Harness(
-    name="mini",
+HARNESS = HarnessSection(
     command=("python3", "/opt/harness/mini.py", "{instruction}"),
-    files={"/opt/harness/mini.py": b"pass"},
     env={"OPENAI_API_KEY": "not the session's", "LANG": "C"},
+    max_calls=5,
+    max_session_tokens=100,
 )
 ENDED = ExecResult(exit_code=0, stdout=b"", stderr=b"")
 CALLED = SessionRecord(nodes=(), messages=(), num_calls=3, metrics={"branches": 1.0})
@@ -49,8 +49,6 @@ class Stage:
             grader=self.grader,
             harness=HARNESS,
             params=SamplingParams(),
-            max_calls=5,
-            max_session_tokens=100,
             on_record=self.records.append,
         )
 
@@ -69,7 +67,7 @@ async def test_the_harness_gets_the_instruction_the_model_and_nothing_else():
         "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
         "OPENAI_API_KEY": f"key of {session_id}",
     }
-    assert stage.backend.environment.uploaded == HARNESS.files
+    assert (stage.host.opened[0].max_calls, stage.host.opened[0].max_session_tokens) == (5, 100)
     assert stage.host.opened[0].min_version == 4
     assert stage.host.opened[0].seed == 11
     assert trajectory.rollout_id == "g000001-2"

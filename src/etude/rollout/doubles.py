@@ -95,7 +95,6 @@ class ScriptedEnvironment:
         self._result = result
         self._change = change
         self.commands: list[tuple[tuple[str, ...], dict[str, str]]] = []
-        self.uploaded: dict[str, bytes] = {}
         self.started = asyncio.Event()
         """Set once a command runs."""
 
@@ -129,8 +128,7 @@ class ScriptedEnvironment:
         return self._result or ExecResult(exit_code=0, stdout=b"", stderr=b"")
 
     async def upload(self, files: Mapping[str, bytes], *, executable: frozenset[str] = frozenset()) -> None:
-        """Remember the files."""
-        self.uploaded |= files
+        """Write nothing."""
 
     async def download(self, path: str, *, max_bytes: int) -> dict[str, bytes]:
         """Return nothing."""

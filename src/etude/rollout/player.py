@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from time import perf_counter
 
+from etude.config import HarnessSection
 from etude.errors import EtudeError, HarnessError, SamplerError
 from etude.interfaces import (
     Environment,
@@ -18,7 +19,7 @@ from etude.interfaces import (
     SessionRecord,
     SessionSpec,
 )
-from etude.rollout.harness import Harness
+from etude.rollout.harness import harness_command, harness_name
 from etude.rollout.record import RolloutRecord
 from etude.rollout.untrusted import cut
 from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
@@ -99,20 +100,19 @@ class HarnessPlayer:
         host: SessionHost,
         backend: EnvironmentBackend,
         grader: Grader,
-        harness: Harness,
+        harness: HarnessSection,
         params: SamplingParams,
-        max_calls: int,
-        max_session_tokens: int,
         on_record: Callable[[RolloutRecord], None] | None = None,
     ) -> None:
-        """`on_record` is called once per attempt, however it ended, on the event loop: it should only pass on."""
+        """The backend shows the harness's directory at `HARNESS_MOUNT`.
+
+        `on_record` is called once per attempt, however it ended, on the event loop: it should only pass on.
+        """
         self._host = host
         self._backend = backend
         self._grader = grader
         self._harness = harness
         self._params = params
-        self._max_calls = max_calls
-        self._max_session_tokens = max_session_tokens
         self._on_record = on_record
 
     async def play(
@@ -136,8 +136,8 @@ class HarnessPlayer:
             purpose=purpose,
             seed=seed,
             params=self._params,
-            max_calls=self._max_calls,
-            max_session_tokens=self._max_session_tokens,
+            max_calls=self._harness.max_calls,
+            max_session_tokens=self._harness.max_session_tokens,
             min_version=min_version,
             exact_version=exact_version,
         )
@@ -170,7 +170,6 @@ class HarnessPlayer:
                 with state.stage("sandbox", "sandbox"):
                     manager = self._backend.create(task, model_port=self._host.port)
                     environment = await stack.enter_async_context(manager)
-                    await environment.upload(self._harness.files, executable=self._harness.executable)
                 with state.stage("harness", "sandbox"):
                     execution = await self._execute(environment, task, key)
                 state.exit_code = execution.exit_code
@@ -190,7 +189,7 @@ class HarnessPlayer:
     async def _execute(self, environment: Environment, task: Task, key: str) -> ExecResult:
         """Run the agent program to its end or its deadline."""
         return await environment.execute(
-            self._harness.command_for(task),
+            harness_command(self._harness, task),
             timeout_s=task.agent_timeout_s,
             cwd=task.workdir,
             env={**self._harness.env, "OPENAI_BASE_URL": environment.model_url, "OPENAI_API_KEY": key},
@@ -205,7 +204,7 @@ class HarnessPlayer:
                 trajectory=trajectory,
                 purpose=purpose,
                 instruction=task.instruction,
-                harness=self._harness.name,
+                harness=harness_name(self._harness),
                 messages=session.messages,
                 tools=session.tools,
                 truncated=session.truncated,
