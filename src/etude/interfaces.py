@@ -5,7 +5,7 @@ Rooms of one layer do not know each other: they meet here and are introduced in 
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -13,7 +13,6 @@ from etude.types import (
     Completion,
     Failure,
     Node,
-    PolicyVersion,
     SampleRequest,
     SamplerStatus,
     SamplingParams,
@@ -157,6 +156,8 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
     components: dict[str, float] = {}
     failure: str = ""
     """Why there is no reward."""
+    held: bool = False
+    """A screen holds the rollout out of baseline and loss; `failure` carries the evidence."""
     log: str = ""
     """Tail of the tests' output, for people."""
 
@@ -240,10 +241,28 @@ class MetricSink(Protocol):
     def record(self, row: Mapping[str, object]) -> None: ...
 
 
+class StagedWeights(Protocol):
+    """Verified weights on the CPU. Their reader copies what it needs and writes to none of them."""
+
+    @property
+    def lineage(self) -> str: ...
+
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Torch tensors by Hugging Face name, in the published dtype; untyped because torch is a stranger here."""
+        ...
+
+
 class WeightSource(Protocol):
     """Where a sampler learns of new weights."""
 
-    def staged(self) -> AsyncIterator[PolicyVersion]:
+    def staged(self) -> AsyncIterator[StagedWeights]:
         """Yield each version once its tensors are verified and ready to be swapped in."""
         ...
 

@@ -16,7 +16,7 @@ ROW = {
     "version": 4,
     "reward/mean": 0.25,
     "reward/pass_rate": 0.5,
-    "staleness/versions_max": 2,
+    "staleness/max_versions": 2,
     "mismatch/k3/full": 1e-5,
     "mismatch/k3/half": 2e-3,
     "rollout/infra_errors_count": 0,
@@ -67,14 +67,14 @@ def test_machines_get_one_object_per_line():
     stream = io.StringIO()
     console = open_console("json", stream)
     console.note("hello\nthere")
-    console.step({**ROW, "training/loss": float("nan")}, total=20)
+    console.step({**ROW, "trainer/loss": float("nan")}, total=20)
     with console.progress("sft", 2) as advance:
         advance(1)
         advance(1)
     events = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert [event["event"] for event in events] == ["note", "step", "progress", "progress"]
     assert events[0]["text"] == "hello\nthere"
-    assert (events[1]["total"], events[1]["reward/mean"], events[1]["training/loss"]) == (20, 0.25, "nan")
+    assert (events[1]["total"], events[1]["reward/mean"], events[1]["trainer/loss"]) == (20, 0.25, "nan")
     assert events[3] == {"event": "progress", "label": "sft", "done": 2, "total": 2}
 
 

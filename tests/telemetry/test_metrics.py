@@ -22,14 +22,14 @@ def test_a_name_means_one_thing():
 
 def test_parts_combine_each_by_its_reduction():
     parts = [
-        {"training/tokens_trained": 10.0, "reward/mean": 0.5, "staleness/versions_max": 2.0, "training/lr": 0.1},
-        {"training/tokens_trained": 20.0, "reward/mean": 1.0, "staleness/versions_max": 1.0, "training/lr": 0.2},
+        {"tokens/trained": 10.0, "reward/mean": 0.5, "staleness/max_versions": 2.0, "trainer/lr": 0.1},
+        {"tokens/trained": 20.0, "reward/mean": 1.0, "staleness/max_versions": 1.0, "trainer/lr": 0.2},
     ]
     assert combine(parts) == {
-        "training/tokens_trained": 30.0,
+        "tokens/trained": 30.0,
         "reward/mean": 0.75,
-        "staleness/versions_max": 2.0,
-        "training/lr": 0.2,
+        "staleness/max_versions": 2.0,
+        "trainer/lr": 0.2,
     }
     with pytest.raises(ValueError, match="no/such_thing"):
         combine([{"no/such_thing": 1.0}])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from etude.errors import IntegrityError, StoreError
+from etude.interfaces import WeightSource
 from etude.store.faulty import Faults, FaultyStore
 from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock
@@ -249,7 +250,8 @@ async def test_staged_yields_versions_as_they_come():
     reader = follower(store)
     await publish(store, [0])
     seen = []
-    async for staged in reader.staged():
+    source: WeightSource = reader
+    async for staged in source.staged():
         seen.append(staged.version)
         if len(seen) == 3:
             break

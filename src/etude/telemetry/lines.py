@@ -5,12 +5,12 @@ from collections.abc import Mapping
 _STEP_FIELDS: tuple[tuple[str, str, str], ...] = (
     ("reward", "reward/mean", ".3f"),
     ("pass", "reward/pass_rate", ".3f"),
-    ("stale", "staleness/versions_mean", ".2f"),
-    ("max", "staleness/versions_max", ".0f"),
+    ("stale", "staleness/mean_versions", ".2f"),
+    ("max", "staleness/max_versions", ".0f"),
     ("drawn/s", "sampling/tokens_per_s", ",.0f"),
-    ("trained/s", "training/tokens_per_s", ",.0f"),
-    ("grad", "training/grad_norm", ".3g"),
-    ("entropy", "training/entropy_nats", ".3f"),
+    ("trained/s", "trainer/tokens_per_s", ",.0f"),
+    ("grad", "trainer/grad_norm", ".3g"),
+    ("entropy", "policy/entropy_nats", ".3f"),
 )
 _LOSSES: tuple[tuple[str, str], ...] = (
     ("infra errors", "rollout/infra_errors_count"),
