@@ -33,11 +33,13 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(answers, *, sampler=None, context_length=2000, keep_alive_s=10.0, call_timeout_s=60.0, **spec):
+async def serving(
+    answers, *, sampler=None, renderer=None, context_length=2000, keep_alive_s=10.0, call_timeout_s=60.0, **spec
+):
     sampler = sampler or ScriptedSampler(answers, tokenizer=TOKENIZER)
     gateway = Gateway(
         sampler=sampler,
-        renderer=ChatMLRenderer(TOKENIZER, "chatml-compact"),
+        renderer=renderer or ChatMLRenderer(TOKENIZER, "chatml-compact"),
         context_length=context_length,
         keep_alive_s=keep_alive_s,
         call_timeout_s=call_timeout_s,

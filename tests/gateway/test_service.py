@@ -168,7 +168,7 @@ async def test_the_call_limit_is_a_permanent_error(serve):
 async def test_an_over_long_prompt_is_openais_own_error_and_forgiven_when_the_harness_shortens_it(serve):
     async with serve(["a"], context_length=60) as served:
         _, body = await served.ask({"role": "user", "content": "x" * (1 << 19)})
-        assert "at least 16384" in body["error"]["message"], "so long a prompt is not even encoded"
+        assert "at least 8192" in body["error"]["message"], "so long a prompt is not even encoded"
         status, body = await served.ask({"role": "user", "content": "x" * 100})
         assert (status, code(body), body["error"]["type"]) == (400, "context_length_exceeded", "invalid_request_error")
         await served.ask(USER)
@@ -255,6 +255,20 @@ async def unversioned(request):
     return replace(await ScriptedSampler(["a"], tokenizer=TOKENIZER).sample(request), versions=())
 
 
+async def test_a_fault_of_the_gateway_itself_is_typed_and_permanent(serve):
+    async with serve(["a"], renderer=Unparsable(TOKENIZER)) as served:
+        status, body = await served.ask(USER)
+        assert (status, code(body)) == (403, "session_failed")
+        record = await served.close()
+    assert (record.failure.component, record.failure.reason) == ("gateway", "unexpected_error")
+    assert "ZeroDivisionError" in record.failure.message
+
+
+class Unparsable(ChatMLRenderer):
+    def parse(self, token_ids):
+        raise ZeroDivisionError
+
+
 async def test_a_marked_retry_in_flight_joins_and_afterwards_replays(serve):
     sampler = GatedSampler("a", "b")
     retry = {"x-stainless-retry-count": "1"}
@@ -325,6 +339,20 @@ async def test_a_slow_stream_is_kept_alive_and_says_its_error_in_the_stream(serv
             rest = await response.content.read()
     events = [line for line in rest.split(b"\n") if line.startswith(b"data:")]
     assert code(json.loads(events[-1][5:])) == "sampler_unavailable"
+
+
+async def test_a_stream_is_told_when_its_session_closes_and_may_be_left_at_any_time(serve):
+    sampler = GatedSampler("a")
+    async with serve([], sampler=sampler, keep_alive_s=0.01) as served:
+        url, body = f"{served.url}/chat/completions", {"messages": [USER], "stream": True}
+        async with served.client.post(url, json=body) as response:
+            await response.content.readline()
+        async with served.client.post(url, json=body, headers={"x-stainless-retry-count": "1"}) as response:
+            await response.content.readline()
+            record = await served.close()
+            rest = await response.content.read()
+    assert b"session_closed" in rest
+    assert (record.num_calls, record.metrics["gateway/replays"]) == (1, 1)
 
 
 async def test_a_stream_that_fails_early_has_the_errors_status(serve):

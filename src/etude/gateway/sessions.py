@@ -17,9 +17,9 @@ from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
 from etude.types import Completion, Edge, Failure, FinishReason, SampleRequest
 
 PREFIX_BREAKS = (Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
-MOST_CHARS = 32
-"""Characters per token beyond which a whole conversation is held to be too long without being encoded: encoding takes
-seconds for megabytes, during which no other session would be served."""
+MOST_BYTES = 64
+"""JSON bytes per token beyond which a conversation is held to be too long without being encoded: encoding takes seconds
+for megabytes, and no other session would be served meanwhile."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +181,7 @@ class Session:
         left = self.spec.max_session_tokens - self._committed_tokens
         if left <= 0:
             raise self._refuse("session_tokens")
-        least_tokens = sum(len(str(message["content"] or "")) for message in call.conversation.messages) // MOST_CHARS
+        least_tokens = len(msgspec.json.encode(call.conversation.messages)) // MOST_BYTES
         if least_tokens > self._context_length:
             raise self._overflow(least_tokens)
         place, added = self._prompt(call.conversation)

@@ -12,6 +12,7 @@ from etude.gateway.sessions import Answer
 PATH = "/v1/chat/completions"
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
+MAX_TOOLS_BYTES = 1 << 20
 MAX_TOOL_CALLS = 256
 MAX_DEPTH = 32
 """Nesting of a tool's JSON schema."""
@@ -172,6 +173,7 @@ def _check(chat: _Body) -> None:
     rules = [
         (0 < len(chat.messages) <= MAX_MESSAGES, f"messages: 1 to {MAX_MESSAGES} are expected"),
         (len(tools) <= MAX_TOOLS, f"tools: at most {MAX_TOOLS} are expected"),
+        (len(msgspec.json.encode(tools)) <= MAX_TOOLS_BYTES, f"tools: more than {MAX_TOOLS_BYTES} bytes of JSON"),
         (calls <= MAX_TOOL_CALLS, f"messages: at most {MAX_TOOL_CALLS} tool calls each are expected"),
         (chat.n in (None, 1), "n: only one choice can be asked for"),
         (bytes(chat.functions) == b"null", "functions: use tools instead"),
