@@ -63,6 +63,7 @@ def measured(version: int, passed: int) -> EvalReport:
         mean_reward=passed / 4,
         scored=4,
         truncated=0,
+        held=0,
         infra_failures=0,
         failures={},
         per_task=(TaskResult(task_id="<b>t</b>", passed=passed, scored=4, mean_reward=passed / 4),),

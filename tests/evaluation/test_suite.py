@@ -48,10 +48,18 @@ async def test_failures_are_tried_again_and_then_counted_apart_from_the_rate():
     heard: list[Trajectory] = []
     report = await evaluate(ScriptedPlayer(script), TASKS, PLAN, version=1, on_trajectory=heard.append)
     assert report.pass_rate == 1.0
-    assert report.infra_failures == 10
+    assert (report.infra_failures, report.held) == (10, 0)
     assert report.failures == {"sandbox/scripted": 20}
     assert len(heard) == 30
     assert not report.is_valid
+
+
+async def test_a_held_attempt_is_neither_a_score_nor_a_failure():
+    def script(_task: Task, index: int, _attempt: int) -> tuple[Outcome, float | None, int]:
+        return (Outcome.SCORED, 1.0, 0) if index else (Outcome.HELD, None, 0)
+
+    report = await evaluate(ScriptedPlayer(script), TASKS, PLAN, version=1)
+    assert (report.held, report.infra_failures, report.scored, report.is_valid) == (5, 0, 15, True)
 
 
 async def test_a_report_without_any_score_claims_nothing():

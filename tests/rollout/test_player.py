@@ -125,12 +125,21 @@ async def test_failures_of_infrastructure_are_named_and_never_scored(stage: Stag
     assert len(stage.records) == 1
 
 
-@pytest.mark.parametrize("grade", [Grade(reward=None, failure="tests hung"), Grade(reward=float("nan"))])
-async def test_a_grader_without_a_valid_reward_is_a_judge_error(grade: Grade):
+@pytest.mark.parametrize(
+    ("grade", "outcome", "reason"),
+    [
+        (Grade(reward=None, failure="tests_timeout: killed after 5 s"), Outcome.JUDGE_ERROR, "tests_timeout"),
+        (Grade(reward=float("nan")), Outcome.JUDGE_ERROR, "no_reward"),
+        (Grade(reward=None, failure="sandbox: no space"), Outcome.INFRA_ERROR, "sandbox"),
+        (Grade(reward=None, failure="held: conftest.py", held=True), Outcome.HELD, "held"),
+        (Grade(reward=1.0, failure="held: conftest.py", held=True), Outcome.HELD, "held"),
+    ],
+)
+async def test_what_the_grader_could_not_score_has_no_reward_and_a_reason(grade: Grade, outcome: Outcome, reason: str):
     trajectory = await Stage(grade=grade).play()
-    assert (trajectory.outcome, trajectory.reward) == (Outcome.JUDGE_ERROR, None)
+    assert (trajectory.outcome, trajectory.reward) == (outcome, None)
     assert trajectory.failure is not None
-    assert trajectory.failure.component == "grader"
+    assert (trajectory.failure.component, trajectory.failure.reason) == ("grader", reason)
 
 
 async def test_a_trajectory_can_be_sent_whatever_the_grader_read():

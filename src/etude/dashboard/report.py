@@ -116,7 +116,9 @@ def _tasks(report: EvalReport) -> Html:
     )
     note = f"{report.tasks} tasks, {report.attempts} attempts each"
     if report.infra_failures:
-        note += f", {report.infra_failures} without a score"
+        note += f", {report.infra_failures} failed"
+    if report.held:
+        note += f", {report.held} held"
     pass_at = ", ".join(f"pass@{k} {rate:.1%}" for k, rate in report.pass_at.items())
     return joined(
         element("h3", f"Version {report.version}: {note}"),

@@ -60,10 +60,12 @@ class EvalReport(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts with a reward, all tasks together."""
     truncated: int
     """Those of them that a budget ended."""
+    held: int
+    """Attempts without a reward because a screen held them."""
     infra_failures: int
     """Attempts without a reward because infrastructure or grader failed, after retries."""
     failures: dict[str, int]
-    """Every failed try, replaced ones included, by `component/reason`."""
+    """Every try without a reward, replaced ones included, by `component/reason`."""
     per_task: tuple[TaskResult, ...]
     seconds: float
 
@@ -124,6 +126,7 @@ def report(
     per_task = tuple(_task_result(task_id, gained, plan.pass_reward) for task_id, gained in rewards.items())
     tallies = [Tally(passed=result.passed, scored=result.scored) for result in per_task]
     gained = [reward for of_task in rewards.values() for reward in of_task]
+    held = sum(trajectory.outcome is Outcome.HELD for trajectory in tries)
     ks = [1 << power for power in range(plan.attempts.bit_length()) if any(tally.scored >> power for tally in tallies)]
     return EvalReport(
         version=version,
@@ -135,7 +138,8 @@ def report(
         mean_reward=sum(gained) / len(gained) if gained else None,
         scored=len(gained),
         truncated=sum(trajectory.outcome is Outcome.TRUNCATED for trajectory in tries),
-        infra_failures=plan.attempts * len(tasks) - len(gained),
+        held=held,
+        infra_failures=plan.attempts * len(tasks) - len(gained) - held,
         failures=failures,
         per_task=per_task,
         seconds=seconds,

@@ -65,9 +65,10 @@ class _Attempt:
     def score(self, grade: Grade, *, ended_by_limit: bool) -> None:
         """End with what the grader found; a reward that is no finite number is the grader's error, never a zero."""
         self.metrics |= {f"reward/{cut(name)}": value for name, value in grade.components.items()}
-        if grade.reward is None or not math.isfinite(grade.reward):
-            reason = grade.failure or f"reward is {grade.reward}"
-            self.fail("grader", "no_reward", f"{reason}\n{grade.log}", outcome=Outcome.JUDGE_ERROR)
+        if grade.held or grade.reward is None or not math.isfinite(grade.reward):
+            reason, _, said = (grade.failure or f"no_reward: the reward is {grade.reward}").partition(":")
+            message = f"{said.strip()}\n{grade.log}".strip()
+            self.fail("grader", reason, message, outcome=_unscored_outcome(grade, reason))
             return
         self.outcome = Outcome.TRUNCATED if ended_by_limit else Outcome.SCORED
         self.reward = grade.reward
@@ -223,6 +224,13 @@ def _unscorable(execution: ExecResult, session: SessionRecord) -> Failure | None
     how = "was killed at its deadline" if execution.timed_out else f"ended with exit code {execution.exit_code}"
     message = f"the harness {how} without calling the model; check harness.command and harness.files. It said: {tail}"
     return Failure(component="harness", reason=reason, message=message)
+
+
+def _unscored_outcome(grade: Grade, reason: str) -> Outcome:
+    """Return how an attempt without a reward ended; the first word of a grader's failure is stable."""
+    if grade.held:
+        return Outcome.HELD
+    return Outcome.INFRA_ERROR if reason == "sandbox" else Outcome.JUDGE_ERROR
 
 
 def _blamed(error: EtudeError, component: str) -> str:
