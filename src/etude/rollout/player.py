@@ -28,6 +28,7 @@ _CANNOT_START = (126, 127)
 """What a shell answers for a program that is not executable or does not exist."""
 
 _MESSAGE_CHARS = 2000
+_REASON_CHARS = 60
 
 
 class _Attempt:
@@ -60,7 +61,9 @@ class _Attempt:
         """End without a score."""
         self.outcome = outcome
         self.reward = None
-        self.failure = Failure(component=component, reason=reason, message=cut(message[:_MESSAGE_CHARS]))
+        self.failure = Failure(
+            component=component, reason=cut(reason[:_REASON_CHARS]), message=cut(message[:_MESSAGE_CHARS])
+        )
 
     def score(self, grade: Grade, *, ended_by_limit: bool) -> None:
         """End with what the grader found; a reward that is no finite number is the grader's error, never a zero."""
