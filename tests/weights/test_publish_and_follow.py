@@ -1,11 +1,12 @@
 # pyright: basic
 import asyncio
 import random
+import threading
 
 import pytest
 import torch
 
-from etude.errors import IntegrityError, StoreError
+from etude.errors import IntegrityError, RunError, StoreError
 from etude.interfaces import WeightSource
 from etude.store.faulty import Faults, FaultyStore
 from etude.store.opening import open_store
@@ -284,3 +285,28 @@ def test_an_error_in_the_background_reaches_the_next_call():
     background.start(version=0, step=0, tensors=weights(0))
     background.close()
     assert_is(asyncio.run(follower(store).poll()), 0)
+
+
+class StuckClock(ManualClock):
+    """A wait that ends when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.to_thread(self.released.wait)
+
+
+def test_a_publish_that_hangs_ends_the_wait_with_a_name_and_a_deadline():
+    clock = StuckClock()
+    store = FaultyStore(open_store("memory://"), clock=clock, faults=Faults())
+    background = BackgroundPublisher(asyncio.run(open_publisher(store, lineage="one")), timeout_s=0.05)
+    store.faults = Faults(max_delay_s=1.0)
+    background.start(version=7, step=7, tensors=weights(7))
+    try:
+        with pytest.raises(RunError, match="publishing version 7 took over"):
+            background.join()
+    finally:
+        clock.released.set()
+        background.close()

@@ -11,8 +11,8 @@ from etude.weights.tensors import FlatTensor
 
 def pack(
     tensors: Mapping[str, FlatTensor], *, lineage: str, version: int, step: int, base: LoadedVersion | None
-) -> tuple[Manifest, bytes]:
-    """Return the manifest of a version and its object: differences to `base`, or an anchor when there is none."""
+) -> tuple[Manifest, dict[str, bytes]]:
+    """Return the manifest of a version and its objects by name: differences to `base`, an anchor when there is none."""
     packed = {name: _encode(tensor, base.tensors.get(name) if base else None) for name, tensor in tensors.items()}
     data = b"".join(part for _, part in packed.values())
     name_of_object = object_name(data)
@@ -42,7 +42,7 @@ def pack(
         step=step,
         tensors=tuple(entries),
     )
-    return manifest, data
+    return manifest, {name_of_object: data}
 
 
 def _encode(tensor: FlatTensor, older: FlatTensor | None) -> tuple[str, bytes | memoryview]:

@@ -19,7 +19,6 @@ from etude.weights.chain import (
     check_lineage,
     manifest_key,
     object_key,
-    object_sizes,
     parse_manifest,
 )
 from etude.weights.digest import tensor_digest
@@ -94,22 +93,22 @@ class Publisher:
             return await self._published_before(published, tensors)
         is_anchor = self._head is None or version - self._head.anchor >= self._anchor_every
         base = None if is_anchor else published
-        manifest, data = await asyncio.to_thread(
+        manifest, objects = await asyncio.to_thread(
             pack, tensors, lineage=self.lineage, version=version, step=step, base=base
         )
-        await self._write(manifest, data)
+        await self._write(manifest, objects)
         await self._move_head(manifest)
         self._published = LoadedVersion(
             lineage=self.lineage, version=version, digest=manifest.digest, step=step, tensors=dict(tensors)
         )
         return manifest
 
-    async def _write(self, manifest: Manifest, data: bytes) -> None:
+    async def _write(self, manifest: Manifest, objects: Mapping[str, bytes]) -> None:
         key = manifest_key(self.lineage, manifest.version)
         encoded = msgspec.json.encode(manifest)
         # A version that readers would refuse must not become the head.
         parse_manifest(encoded, lineage=self.lineage, version=manifest.version, max_bytes=MAX_VERSION_BYTES)
-        for name in object_sizes(manifest):
+        for name, data in objects.items():
             # Not create-only: a store may hold half of an earlier attempt, and this name admits only these bytes.
             await self._store.put(object_key(self.lineage, name), data)
         try:
