@@ -1,11 +1,12 @@
 # pyright: basic
-"""A backend per test, and small Harbor task directories."""
+"""A backend per module, and small Harbor task directories."""
 
 import hashlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from etude.environments.local import LocalBackend
 from etude.types import Task
@@ -13,14 +14,14 @@ from etude.types import Task
 DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /app\nCOPY app/ /app/\n"
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend() -> AsyncIterator[LocalBackend]:
     started = await LocalBackend.start()
     yield started
     await started.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def contained(backend: LocalBackend) -> LocalBackend:
     """A backend whose sandboxes have namespaces of their own."""
     if not backend.capabilities.process_isolated:

@@ -30,7 +30,7 @@ class Files:
         self._root = os.open(root, _DIRECTORY)
 
     def write(self, path: str, content: bytes, mode: int) -> None:
-        """Put a regular file at `path`, instead of whatever is there.
+        """Put a regular file at `path`, instead of whatever is there; what was executable stays so.
 
         It belongs to the owner of its directory; missing directories are made with the owner of theirs.
         """
@@ -38,6 +38,8 @@ class Files:
         directory = self.make_directory(parent)
         try:
             with contextlib.suppress(FileNotFoundError):
+                replaced = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+                mode |= replaced & 0o111 if stat.S_ISREG(replaced) else 0
                 os.unlink(name, dir_fd=directory)
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
             with os.fdopen(descriptor, "wb") as file:
