@@ -107,11 +107,21 @@ class Layer(nn.Module):
         plausibility: float,
     ) -> tuple[Float[Tensor, "tokens hidden"], Int[Tensor, ""]]:
         """Return the block's output over a packed row, and the replayed slots replaced."""
-        queries, keys, values = self.project(hidden, cosine, sine)
-        attended = segment_attention(queries, keys, values, boundaries)
-        hidden = hidden + F.linear(attended.flatten(1), self.o)
+        hidden = self.attend(hidden, cosine, sine, boundaries)
         fed, replaced = self.feed(hidden, replay, plausibility)
         return hidden + fed, replaced
+
+    def attend(
+        self,
+        hidden: Float[Tensor, "tokens hidden"],
+        cosine: Float[Tensor, "tokens 1 dim"],
+        sine: Float[Tensor, "tokens 1 dim"],
+        boundaries: Sequence[int],
+    ) -> Float[Tensor, "tokens hidden"]:
+        """Return the residual stream after attention within each segment."""
+        queries, keys, values = self.project(hidden, cosine, sine)
+        attended = segment_attention(queries, keys, values, boundaries)
+        return hidden + F.linear(attended.flatten(1), self.o)
 
 
 class Decoder(nn.Module):

@@ -14,7 +14,6 @@ from etude.errors import PolicyError
 from etude.policy.decoder import Decoder
 from etude.policy.shape import PolicyShape
 
-_SHARD_BYTES = 2 << 30
 _CONFIG_BYTES_MAX = 1 << 20
 _INDEX_BYTES_MAX = 64 << 20
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -52,15 +51,21 @@ def load_shape(directory: str | Path) -> PolicyShape:
     return PolicyShape.from_hf(config)
 
 
-def save_policy(decoder: Decoder, directory: str | Path, files: Mapping[str, bytes] | None = None) -> None:
+def save_policy(
+    decoder: Decoder,
+    directory: str | Path,
+    files: Mapping[str, bytes] | None = None,
+    *,
+    shard_bytes: int = 2 << 30,
+) -> None:
     """Write a directory that `load_policy` and `transformers.AutoModelForCausalLM` read.
 
-    `files` are further files by plain name, such as `tokenizer.json`.
+    `files` are further files by plain name, such as `tokenizer.json`. Weights beyond `shard_bytes` are split over files.
     """
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
     config = decoder.shape.to_hf() | {"dtype": str(decoder.embed.dtype).removeprefix("torch.")}
-    shards = _shards(decoder.hf_tensors())
+    shards = _shards(decoder.hf_tensors(), shard_bytes)
     index: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
@@ -136,11 +141,11 @@ def _fill(missing: dict[str, Tensor], name: str, stored: Tensor, path: Path) -> 
         target.copy_(stored)
 
 
-def _shards(tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+def _shards(tensors: Mapping[str, Tensor], shard_bytes: int) -> list[dict[str, Tensor]]:
     shards: list[dict[str, Tensor]] = [{}]
     size = 0
     for name, tensor in tensors.items():
-        if size + tensor.nbytes > _SHARD_BYTES and shards[-1]:
+        if size + tensor.nbytes > shard_bytes and shards[-1]:
             shards.append({})
             size = 0
         # safetensors refuses tensors that share storage, as slices of a fused parameter do.

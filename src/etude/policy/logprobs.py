@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_CHUNK_LOGITS = 1 << 21
-"""Logits alive at once: 8 MiB of float32."""
+_CHUNK_LOGITS = 1 << 23
+"""Logits alive at once: 32 MiB of float32."""
 
 
 def chunk_tokens(columns: int) -> int:

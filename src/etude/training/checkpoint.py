@@ -1,0 +1,66 @@
+"""What a trainer resumes from: safetensors and JSON, as files by name."""
+
+from collections.abc import Mapping
+
+import msgspec
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from etude.errors import RunError, StoreError
+from etude.training.trainer import Trainer
+
+POLICY_FILE = "policy.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+STATE_FILE = "trainer.json"
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    step: int
+    version: int
+    format: int = 1
+
+
+def checkpoint(trainer: Trainer) -> dict[str, bytes]:
+    """Return the files that `restore` continues from, bit for bit.
+
+    Raises:
+        RunError: Gradients of a step under way would be lost: checkpoint right after an optimizer step.
+    """
+    status = trainer.status()
+    if status.pending_groups:
+        raise RunError(f"{status.pending_groups} groups are in the step under way; checkpoint after the optimizer step")
+    return {
+        POLICY_FILE: save({name: tensor.contiguous() for name, tensor in trainer.tensors().items()}),
+        OPTIMIZER_FILE: save(trainer.optimizer.state()),
+        STATE_FILE: msgspec.json.encode(_State(step=trainer.step, version=trainer.version)),
+    }
+
+
+def restore(trainer: Trainer, files: Mapping[str, bytes]) -> None:
+    """Take over a checkpoint's weights, optimizer state, step and version.
+
+    Raises:
+        StoreError: A file is missing, damaged, or of another network; the trainer must not be used then.
+    """
+    policy, moments = _tensors(files, POLICY_FILE), _tensors(files, OPTIMIZER_FILE)
+    try:
+        state = msgspec.json.decode(files[STATE_FILE], type=_State)
+    except (KeyError, msgspec.MsgspecError) as error:
+        raise StoreError(f"the checkpoint's {STATE_FILE} is missing or damaged; resume from an older one") from error
+    targets = trainer.tensors()
+    if {name: tensor.shape for name, tensor in targets.items()} != {name: t.shape for name, t in policy.items()}:
+        raise StoreError(f"the checkpoint's {POLICY_FILE} holds another network than the policy; is it another run's?")
+    trainer.optimizer.restore(moments)
+    with torch.no_grad():
+        for name, target in targets.items():
+            target.copy_(policy[name])
+    trainer.step, trainer.version = state.step, state.version
+
+
+def _tensors(files: Mapping[str, bytes], name: str) -> dict[str, Tensor]:
+    try:
+        return load(files[name])
+    except (KeyError, SafetensorError) as error:
+        raise StoreError(f"the checkpoint's {name} is missing or damaged; resume from an older one") from error

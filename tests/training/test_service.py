@@ -1,0 +1,119 @@
+# pyright: basic
+import threading
+
+import pytest
+
+from etude.algorithm.doubles import GroupPlan, synthetic_group
+from etude.config import AlgorithmSection, SamplingSection, TrainerSection
+from etude.errors import HostError, RunError
+from etude.policy.files import random_policy
+from etude.policy.shape import PolicyShape
+from etude.training.client import TrainerClient
+from etude.training.service import TrainerService
+from etude.training.trainer import Trainer, TrainerPlan
+
+SHAPE = PolicyShape(
+    model_type="qwen3", vocab_size=64, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_hidden=32,
+    qk_norm=True,
+)  # fmt: skip
+
+
+class RecordingPublisher:
+    """Remembers what was published; the version under way ends when `release` is set."""
+
+    def __init__(self):
+        self.started = []
+        self.release = threading.Event()
+        self.release.set()
+        self.failure: RunError | None = None
+
+    def start(self, *, version, step, tensors):
+        self.join()
+        self.started.append((version, step, {name: tensor.clone() for name, tensor in tensors.items()}))
+
+    def join(self):
+        assert self.release.wait(10)
+        if self.failure:
+            raise self.failure
+
+
+class Served:
+    """A trainer's service and a client of it."""
+
+    async def __aenter__(self):
+        plan = TrainerPlan(AlgorithmSection(), TrainerSection(), SamplingSection(), group_size=4)
+        self.trainer = Trainer(random_policy(SHAPE, seed=0), plan)
+        self.publisher = RecordingPublisher()
+        self.saved = {}
+        self.service = TrainerService(self.trainer, publisher=self.publisher, save_checkpoint=self.saved.__setitem__)
+        await self.service.start()
+        self.url = f"http://127.0.0.1:{self.service.port}"
+        self.client = await TrainerClient(self.url).__aenter__()
+        return self
+
+    async def __aexit__(self, *_):
+        await self.client.__aexit__(None, None, None)
+        await self.service.stop()
+
+
+async def test_groups_go_in_and_published_versions_come_out():
+    async with Served() as served:
+        counted = await served.client.forward_backward([synthetic_group(GroupPlan(), 1)])
+        assert counted.tokens_trained == counted.tokens_drawn > 0
+        await served.client.forward_backward([synthetic_group(GroupPlan(), 2)])
+        assert (await served.client.health()).pending_groups == 2
+        report = await served.client.optim_step()
+        assert (report.version, report.num_groups) == (1, 2)
+        version, step, tensors = served.publisher.started[-1]
+        assert (version, step) == (1, 1)
+        assert tensors.keys() == served.trainer.tensors().keys()
+        await served.client.checkpoint()
+        assert list(served.saved) == [1]
+
+
+async def test_the_next_step_goes_on_while_a_version_is_being_published():
+    async with Served() as served:
+        await served.client.forward_backward([synthetic_group(GroupPlan(), 1)])
+        await served.client.optim_step()
+        served.publisher.release.clear()
+        await served.client.forward_backward([synthetic_group(GroupPlan(), 2)])
+        assert (await served.client.health()).pending_groups == 1
+        served.publisher.release.set()
+        assert (await served.client.optim_step()).version == 2
+
+
+async def test_the_first_version_is_published_without_a_step():
+    async with Served() as served:
+        await served.service.publish()
+        assert [started[:2] for started in served.publisher.started] == [(0, 0)]
+
+
+async def test_refusals_reach_the_caller_with_their_reason():
+    async with Served() as served:
+        with pytest.raises(RunError, match="no token to train on"):
+            await served.client.optim_step()
+        group = synthetic_group(GroupPlan(), 1)
+        await served.client.forward_backward([group])
+        with pytest.raises(RunError, match="twice"):
+            await served.client.forward_backward([group])
+
+
+async def test_a_version_that_could_not_be_published_ends_the_run_with_its_reason():
+    async with Served() as served:
+        await served.client.forward_backward([synthetic_group(GroupPlan(), 1)])
+        served.publisher.failure = RunError("the store is full")
+        with pytest.raises(RunError, match="the store is full"):
+            await served.client.optim_step()
+        served.publisher.failure = None
+
+
+async def test_a_trainer_that_is_not_there_is_an_error_with_its_address():
+    async with Served() as served:
+        url = served.url
+        with pytest.raises(HostError, match="choose another port"):
+            await TrainerService(
+                served.trainer, publisher=served.publisher, save_checkpoint=served.saved.__setitem__
+            ).start(served.service.port)
+    async with TrainerClient(url) as client:
+        with pytest.raises(RunError, match=r"did not answer /health"):
+            await client.health()
