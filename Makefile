@@ -1,0 +1,43 @@
+# make quickstart trains a small agent on this machine; make test runs the tests. Both need Python 3.11 or newer and a
+# package index, and set up everything else in .venv, once.
+#
+#   make quickstart SEED=1 ARGS="--set trainer.steps=40"
+#   make test ARGS="tests/store -x"
+#   make test PYTHON=/path/to/python3.12
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test check docs bench clean
+export PYTHON
+
+help: ## List what can be made
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+
+quickstart: .venv/train ## Train a small agent to repair Python modules, on two cores (SEED=n, ARGS=...)
+	@.venv/bin/etude run recipes/quickstart.toml \
+		$(if $(SEED),--set run.seed=$(SEED) --set run.url=runs/quickstart-$(SEED)) $(ARGS)
+
+test: .venv/dev ## Run the tests (ARGS=... goes to pytest)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(ARGS)
+
+check: .venv/dev ## Format, lint, types, import contracts, tests, documentation
+	@scripts/check
+
+docs: .venv/dev ## Write the generated pages anew and build the documentation into site/
+	@.venv/bin/python scripts/docs
+	@.venv/bin/zensical build --strict
+
+bench: .venv/dev ## Run every benchmark
+	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
+
+clean: ## Remove all that was made, except runs/
+	@rm -rf .venv site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps are written last, so that an install that was interrupted is done again.
+.venv/train: pyproject.toml constraints.txt
+	@scripts/install train
+	@touch $@
+
+.venv/dev: .venv/train
+	@scripts/install train,dev
+	@touch $@
