@@ -4,8 +4,7 @@
 
 Each session is a conversation of 12 turns of 64 drawn tokens with a support of 64 ids each. `sessions` of them run at
 the same time against a sampler that needs about `sampler_ms` per call and no processor. Overhead is what the client
-waited
-minus what the sampler took; client and gateway share one process, so `cpu_per_call_ms` is that of both.
+waited minus what the sampler took; client and gateway share one process, so `cpu_per_call_ms` is that of both.
 """
 
 import argparse

@@ -29,8 +29,10 @@ class GatedSampler:
     def __init__(self, *answers):
         self.inner = ScriptedSampler(answers, tokenizer=TOKENIZER)
         self.asked, self.gate = asyncio.Event(), asyncio.Event()
+        self.waiting = 0
 
     async def sample(self, request):
+        self.waiting += 1
         self.asked.set()
         await self.gate.wait()
         return await self.inner.sample(request)
@@ -117,6 +119,17 @@ async def test_a_changed_history_a_changed_tool_and_a_repetition_branch_with_the
     assert record.metrics["gateway/retries"] == 1
 
 
+async def test_a_branch_spells_earlier_answers_as_they_were_drawn(serve):
+    async with serve([LS, "done"]) as served:
+        _, first = await served.ask(USER)
+        spoken = message_of(first)
+        spoken["tool_calls"][0]["function"]["arguments"] = '{"command":"ls"}'
+        await served.ask({"role": "system", "content": "new"}, USER, spoken, USER)
+        record = await served.close()
+    assert record.nodes[1].edge is Edge.REWRITE
+    assert LS in TOKENIZER.decode(record.nodes[1].prompt_ids)
+
+
 async def test_sampling_is_pinned_and_what_was_asked_for_is_recorded(serve):
     async with serve(["a", "b"], seed=3, params=SamplingParams(max_tokens=50, top_k=5), exact_version=0) as served:
         await served.ask(USER, temperature=0.1, max_tokens=3, seed=1, stop=["x" * 100])
@@ -145,6 +158,13 @@ async def test_max_tokens_is_clamped_to_the_context_and_to_what_the_session_has_
     assert sum(len(node.completion.token_ids) for node in record.nodes) == 90
     assert record.nodes[1].completion.finish_reason is FinishReason.LENGTH
     assert (status, code(body), record.truncated) == (403, "session_limit_reached", "session_tokens")
+
+
+async def test_an_answer_ends_where_the_context_ends(serve):
+    async with serve(["a" * 150], context_length=120) as served:
+        _, body = await served.ask(USER)
+    assert body["usage"]["total_tokens"] == 120
+    assert body["choices"][0]["finish_reason"] == "length"
 
 
 async def test_an_answer_cut_short_is_continued_after_a_synthetic_end_of_turn(serve):
@@ -205,10 +225,10 @@ async def test_sessions_do_not_see_each_other(serve):
 @pytest.mark.parametrize(
     ("error", "status", "name", "reason"),
     [
-        (SamplerError("down"), 503, "sampler_unavailable", "unavailable"),
-        (ConnectionRefusedError("down"), 503, "sampler_unavailable", "unavailable"),
-        (TimeoutError(), 503, "sampler_unavailable", "timeout"),
-        (VersionUnavailableError("not yet"), 429, "weights_changing", "version_unavailable"),
+        (SamplerError("down"), 503, "model_unavailable", "unavailable"),
+        (ConnectionRefusedError("down"), 503, "model_unavailable", "unavailable"),
+        (TimeoutError(), 503, "model_unavailable", "timeout"),
+        (VersionUnavailableError("not yet"), 429, "model_busy", "version_unavailable"),
     ],
 )
 async def test_a_failing_sampler_is_a_retryable_error_until_it_answers(serve, error, status, name, reason):
@@ -237,7 +257,7 @@ async def test_a_sampler_that_hangs_is_given_up_after_the_time_limit(serve):
     async with serve([], sampler=sampler, call_timeout_s=0.05) as served:
         status, body = await served.ask(USER)
         record = await served.close()
-    assert (status, code(body), record.failure.reason) == (503, "sampler_unavailable", "timeout")
+    assert (status, code(body), record.failure.reason) == (503, "model_unavailable", "timeout")
 
 
 async def test_an_unusable_completion_fails_the_session_for_good(serve):
@@ -310,11 +330,18 @@ async def test_a_client_that_goes_away_neither_cancels_nor_draws_twice(serve):
 
 
 async def test_equal_calls_at_the_same_time_are_drawn_apart_and_the_second_is_a_retry(serve):
-    async with serve(["a", "b"]) as served:
-        await asyncio.gather(served.ask(USER), served.ask(USER))
+    sampler = GatedSampler("a", "b")
+    async with serve([], sampler=sampler) as served:
+        async with asyncio.TaskGroup() as calls:
+            calls.create_task(served.ask(USER))
+            calls.create_task(served.ask(USER))
+            while sampler.waiting < 2:
+                await sampler.asked.wait()
+                sampler.asked.clear()
+            sampler.gate.set()
         record = await served.close()
     assert [(node.parent, node.edge) for node in record.nodes] == [(None, Edge.ROOT), (None, Edge.RETRY)]
-    assert {request.request_id for request in served.sampler.requests} == {"s/0", "s/1"}
+    assert {request.request_id for request in sampler.inner.requests} == {"s/0", "s/1"}
 
 
 async def test_calls_in_flight_are_given_up_when_the_session_closes(serve):
@@ -338,7 +365,7 @@ async def test_a_slow_stream_is_kept_alive_and_says_its_error_in_the_stream(serv
             sampler.gate.set()
             rest = await response.content.read()
     events = [line for line in rest.split(b"\n") if line.startswith(b"data:")]
-    assert code(json.loads(events[-1][5:])) == "sampler_unavailable"
+    assert code(json.loads(events[-1][5:])) == "model_unavailable"
 
 
 async def test_a_stream_is_told_when_its_session_closes_and_may_be_left_at_any_time(serve):
@@ -358,7 +385,7 @@ async def test_a_stream_is_told_when_its_session_closes_and_may_be_left_at_any_t
 async def test_a_stream_that_fails_early_has_the_errors_status(serve):
     async with serve([SamplerError("down")]) as served:
         status, body = await served.ask(USER, stream=True)
-    assert (status, code(body)) == (503, "sampler_unavailable")
+    assert (status, code(body)) == (503, "model_unavailable")
 
 
 async def test_malformed_tool_calls_are_counted(serve):

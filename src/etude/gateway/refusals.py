@@ -11,11 +11,12 @@ limit of the session     403     session_limit_reached        stop
 session is closed        403     session_closed               stop
 session has failed       403     session_failed               stop
 body too large           413     request_too_large            stop
-weights change           429     weights_changing             try again after `Retry-After` seconds
-sampler cannot answer    503     sampler_unavailable          try again after `Retry-After` seconds
+weights change           429     model_busy                   try again after `Retry-After` seconds
+sampler cannot answer    503     model_unavailable            try again after `Retry-After` seconds
 =======================  ======  ===========================  =======================================================
 
-OpenAI's and Anthropic's SDKs try again by themselves at 408, 409, 429 and 5xx, and at no other status.
+OpenAI's and Anthropic's SDKs try again by themselves at 408, 409, 429 and 5xx, and at no other status. What went wrong
+inside is in the session's record; a harness, and so the agent, is not told.
 """
 
 from etude.errors import EtudeError
@@ -66,16 +67,16 @@ def session_closed() -> CallRefusedError:
     return CallRefusedError(403, "session_closed", "the session of this API key is closed")
 
 
-def session_failed(message: str) -> CallRefusedError:
+def session_failed() -> CallRefusedError:
     """What the sampler returned cannot be used, so nothing more is drawn for the session."""
-    return CallRefusedError(403, "session_failed", f"the session has failed and cannot go on: {message}")
+    return CallRefusedError(403, "session_failed", "the session has failed and cannot go on")
 
 
-def weights_changing(message: str) -> CallRefusedError:
+def model_busy() -> CallRefusedError:
     """No sampler serves the version asked for at the moment."""
-    return CallRefusedError(429, "weights_changing", message, retry_after_s=1)
+    return CallRefusedError(429, "model_busy", "the model is busy, try again", retry_after_s=1)
 
 
-def sampler_unavailable(message: str) -> CallRefusedError:
+def model_unavailable() -> CallRefusedError:
     """The sampler failed; it may not fail again."""
-    return CallRefusedError(503, "sampler_unavailable", message, retry_after_s=1)
+    return CallRefusedError(503, "model_unavailable", "the model cannot be reached, try again", retry_after_s=1)

@@ -137,7 +137,7 @@ class Session:
 
     async def _answer(self, call: ModelCall) -> Answer:
         if self._fatal is not None:
-            raise refusals.session_failed(self._fatal.message)
+            raise refusals.session_failed()
         try:
             plan = self._unanswered.pop(call.body_key, None) or self._admit(call)
             started = perf_counter()
@@ -150,7 +150,7 @@ class Session:
         except Exception as error:
             message = f"{type(error).__name__}: {error}"[:500]
             self._fatal = Failure(component="gateway", reason="unexpected_error", message=message)
-            raise refusals.session_failed(message) from error
+            raise refusals.session_failed() from error
 
     async def _draw(self, plan: _Plan, body_key: str) -> Completion:
         """Return a checked completion; remember why there is none until the same request succeeds."""
@@ -162,14 +162,15 @@ class Session:
         except CompletionError as error:
             reason = f"completion_{error.reason}"
             self._fatal = Failure(component="sampler", reason=reason, message=str(error)[:500])
-            raise refusals.session_failed(str(error)) from error
+            raise refusals.session_failed() from error
         except ContextOverflowError as error:
             self._committed_tokens -= plan.request.params.max_tokens
             raise self._overflow(len(plan.request.prompt_ids)) from error
         except (SamplerError, TimeoutError, OSError) as error:
             self._unanswered[body_key] = plan
             refusal, reason = _refusal_of(error)
-            self._failures[body_key] = Failure(component="sampler", reason=reason, message=refusal.message[:500])
+            message = f"{type(error).__name__}: {error}"[:500]
+            self._failures[body_key] = Failure(component="sampler", reason=reason, message=message)
             raise refusal from error
         self._failures.pop(body_key, None)
         return completion
@@ -214,9 +215,9 @@ class Session:
         if place.prompt_ids is not None:
             return place, place.prompt_ids
         if place.parent is not None:
-            last = self._tree.nodes[place.parent].completion.finish_reason
+            last = self._tree.nodes[place.parent].completion.token_ids[-1]
             tail = conversation.messages[place.covered :]
-            extension = self._renderer.extend(tail, finished=last is FinishReason.STOP)
+            extension = self._renderer.extend(tail, finished=last in self._renderer.stop_token_ids)
             if extension is not None:
                 return place, tuple(extension)
             place = msgspec.structs.replace(place, parent=None, edge=Edge.UNEXTENDABLE, covered=0)
@@ -284,7 +285,7 @@ def call_seed(session_seed: int, call: int) -> int:
 def _refusal_of(error: Exception) -> tuple[CallRefusedError, str]:
     """Return what a harness is told when a sampler failed that may not fail again, and the reason to count by."""
     if isinstance(error, VersionUnavailableError):
-        return refusals.weights_changing(str(error)), "version_unavailable"
+        return refusals.model_busy(), "version_unavailable"
     if isinstance(error, TimeoutError):
-        return refusals.sampler_unavailable("the sampler gave no answer in time"), "timeout"
-    return refusals.sampler_unavailable(str(error)), "unavailable"
+        return refusals.model_unavailable(), "timeout"
+    return refusals.model_unavailable(), "unavailable"
