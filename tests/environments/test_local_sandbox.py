@@ -1,5 +1,6 @@
 # pyright: basic
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -242,15 +243,16 @@ async def test_a_request_that_is_broken_off_spoils_the_sandbox_instead_of_mixing
 
 
 def leftovers(zygote: int) -> list[str]:
-    """Processes whose ancestor was the zygote, and its control groups."""
-    found = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/etude-sandboxes/{zygote}")]
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+    """The zygote, its sandboxes, commands that name it, control groups and directories."""
+    found = [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/etude-sandboxes-{zygote}")]
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
+            session = int((process / "stat").read_text().rpartition(")")[2].split()[3])
+            command = (process / "cmdline").read_text().split("\0")
         except OSError:
             continue
-        if int(fields[3]) == zygote or stat.parent.name == str(zygote):
-            found.append(f"process {stat.parent.name}")
+        if session == zygote or f"{zygote}000" in command:
+            found.append(f"{process.name}: {command}")
     return found
 
 
@@ -260,27 +262,32 @@ from etude.environments.local import LocalBackend
 from etude.types import Task
 
 async def main():
-    backend = await LocalBackend.start()
+    backend = await LocalBackend.start(namespaces=sys.argv[2] == "True")
     task = Task(task_id="t", path=sys.argv[1], digest="d", instruction="")
+    nap = f"sleep {backend.process_id}000"
     async with backend.create(task) as one, backend.create(task, model_port=9) as other:
-        print(backend.process_id, flush=True)
-        await one.execute(["sh", "-c", "setsid sleep 1000 & sleep 1001"], timeout_s=1000)
+        where = await other.execute(["sh", "-c", "echo $ETUDE_ROOT"], timeout_s=9)
+        print(backend.process_id, where.stdout.decode().strip() or "/nowhere", flush=True)
+        await one.execute(["sh", "-c", f"setsid {nap} & (setsid nohup {nap} &) ; {nap}"], timeout_s=1000)
 
 asyncio.run(main())
 """
 
 
-async def test_nothing_is_left_when_the_owner_is_killed(make_task):
+@pytest.mark.parametrize("namespaces", [True, False])
+async def test_nothing_is_left_when_the_owner_is_killed(make_task, namespaces):
     owner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, make_task().path, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-c", OWNER, make_task().path, str(namespaces), stdout=asyncio.subprocess.PIPE
     )
     assert owner.stdout
-    zygote = int(await owner.stdout.readline())
-    assert leftovers(zygote)
+    zygote, root = (await owner.stdout.readline()).decode().split()
+    async with asyncio.timeout(10):
+        while sum(f"{zygote}000" in line for line in leftovers(int(zygote))) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
     owner.kill()
     await owner.wait()
     async with asyncio.timeout(10):
-        while leftovers(zygote):  # noqa: ASYNC110
+        while leftovers(int(zygote)) or os.path.exists(root):  # noqa: ASYNC110, ASYNC240, PTH110
             await asyncio.sleep(0.02)
 
 

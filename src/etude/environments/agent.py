@@ -6,8 +6,8 @@ One request at a time. When the socket ends, so does this process, and with it e
 import os
 import signal
 import socket
-from dataclasses import asdict, dataclass
-from typing import NoReturn
+from collections.abc import Iterator
+from typing import NamedTuple, NoReturn
 
 from etude.environments.commands import Command, Runner, kill_descendants
 from etude.environments.files import Files
@@ -17,8 +17,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _EXECUTABLE, _PLAIN = 0o755, 0o644
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where an agent finds itself."""
 
     root: str
@@ -39,6 +38,7 @@ class Agent:
         self._place = place
         self._env: dict[str, str] = spec["env"]
         self._workdir: str = spec["workdir"]
+        self._pristine: dict[str, bytes] = {}
         self._files = Files(place.root)
         self._runner = Runner(stream, alone=place.alone)
 
@@ -46,6 +46,10 @@ class Agent:
         """Place the task's files; the working directory belongs to `agent`."""
         self._files.give_directory(self._workdir, self._place.user_ids["agent"])
         self._write(spec["files"], body)
+        workdir = self._workdir.rstrip("/") + "/"
+        self._pristine = {
+            path[len(workdir) :]: content for path, content in _split(spec["files"], body) if path.startswith(workdir)
+        }
 
     def serve(self) -> None:
         """Answer requests; never returns."""
@@ -75,19 +79,17 @@ class Agent:
                 self._write(request["files"], body)
                 return encode({})
             case "read":
-                changed, gone = self._files.read(request["path"], request["max_bytes"], request["known"])
-                listing = [[path, len(content)] for path, content in changed.items()]
-                return encode({"files": listing, "gone": gone}, b"".join(changed.values()))
+                return _listing(*self._files.read(request["path"], request["max_bytes"], {}))
+            case "changes":
+                return _listing(*self._files.read(self._workdir, request["max_bytes"], self._pristine))
             case other:
                 msg = f"unknown request {other!r}"
                 raise ValueError(msg)
 
     def _write(self, files: list[tuple[str, int, bool]], body: bytes) -> None:
-        position = 0
-        for path, size, executable in files:
-            content = body[position : position + size]
-            self._files.write(path, content, _EXECUTABLE if executable else _PLAIN)
-            position += size
+        executables = {path for path, _, executable in files if executable}
+        for path, content in _split(files, body):
+            self._files.write(path, content, _EXECUTABLE if path in executables else _PLAIN)
 
     def _run(self, request: Header) -> bytes:
         user: str = request["user"]
@@ -102,9 +104,15 @@ class Agent:
             timeout_s=request["timeout_s"],
             max_output_bytes=request["max_output_bytes"],
         )
-        ending = asdict(self._runner.run(command))
-        stdout, stderr = bytes(ending.pop("stdout")), bytes(ending.pop("stderr"))
-        return encode({**ending, "stdout": len(stdout)}, stdout + stderr)
+        ending = self._runner.run(command)
+        header = {
+            "exit_code": ending.exit_code,
+            "timed_out": ending.timed_out,
+            "truncated": ending.truncated,
+            "seconds": ending.seconds,
+            "stdout": len(ending.stdout),
+        }
+        return encode(header, bytes(ending.stdout + ending.stderr))
 
     def _environment(self, user: str, extra: dict[str, str]) -> dict[str, str]:
         home = "/root" if user == "root" else "/home/agent"
@@ -123,3 +131,16 @@ class Agent:
             return text
         first = text.split("/")[1]
         return self._inside(text) if first and os.path.lexists(f"{self._place.root}/{first}") else text
+
+
+def _split(files: list[tuple[str, int, bool]], body: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield path and content of the files that a message carries one after the other."""
+    position = 0
+    for path, size, _ in files:
+        yield path, body[position : position + size]
+        position += size
+
+
+def _listing(found: dict[str, bytes], gone: list[str]) -> bytes:
+    sizes = [[path, len(content)] for path, content in found.items()]
+    return encode({"files": sizes, "gone": gone}, b"".join(found.values()))

@@ -8,7 +8,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_ROOT = "etude-sandboxes"
+_PREFIX = "etude-sandboxes-"
 _CPU_PERIOD_US = 100_000
 _TRIAL_LIMIT = "67108864"
 """Accepted by each of the limit files, and kept as it is by memory's, which rounds to pages."""
@@ -22,31 +22,27 @@ class ControlGroups:
     """Makes and removes one group per sandbox and controller, through directory descriptors opened at the start."""
 
     def __init__(self) -> None:
-        self._owner = f"{os.getpid()}"
-        self._directories: dict[str, tuple[int, int, Path]] = {}
+        self._directories: dict[str, tuple[int, int]] = {}
+        self._busy: set[tuple[int, str]] = set()
         for controllers, version, base in _hierarchies():
-            self._adopt(controllers, version, base)
+            with contextlib.suppress(OSError):
+                self._adopt(controllers, version, base)
 
     def _adopt(self, controllers: frozenset[str], version: int, base: Path) -> None:
-        root = base / _ROOT
-        own = root / self._owner
-        with contextlib.suppress(OSError):
-            root.mkdir(exist_ok=True)
-            _sweep(root)
-            own.mkdir()
-            if version != 1:
-                for directory in (base, root, own):
-                    _enable(directory, controllers)
-            limits = _LIMIT_FILES[version]
-            new = controllers & limits.keys() - self._directories.keys()
-            usable = [name for name in new if _has_limit(own, limits[name])]
-            if not usable:
-                own.rmdir()
-                root.rmdir()
-                return
-            descriptor = os.open(own, os.O_PATH | os.O_DIRECTORY)
-            for name in usable:
-                self._directories[name] = (version, descriptor, own)
+        _sweep(base)
+        own = base / f"{_PREFIX}{os.getpid()}"
+        own.mkdir()
+        if version != 1:
+            for directory in (base, own):
+                _enable(directory, controllers)
+        limits = _LIMIT_FILES[version]
+        new = controllers & limits.keys() - self._directories.keys()
+        usable = [name for name in new if _has_limit(own, limits[name])]
+        if not usable:
+            own.rmdir()
+            return
+        descriptor = os.open(own, os.O_PATH | os.O_DIRECTORY)
+        self._directories |= dict.fromkeys(usable, (version, descriptor))
 
     @property
     def controllers(self) -> frozenset[str]:
@@ -58,7 +54,7 @@ class ControlGroups:
         quota = max(1000, int(cpus * _CPU_PERIOD_US))
         for descriptor in self._descriptors():
             os.mkdir(name, dir_fd=descriptor)
-        for controller, (version, descriptor, _) in self._directories.items():
+        for controller, (version, descriptor) in self._directories.items():
             value = {"memory": str(memory_bytes), "pids": str(pids), "cpu": str(quota)}[controller]
             if controller == "cpu" and version != 1:
                 value = f"{quota} {_CPU_PERIOD_US}"
@@ -73,25 +69,29 @@ class ControlGroups:
             _write(descriptor, f"{name}/cgroup.procs", str(pid))
 
     def remove(self, name: str) -> None:
-        """Remove the groups of a sandbox whose processes are gone."""
-        for descriptor in self._descriptors():
-            with contextlib.suppress(FileNotFoundError):
-                os.rmdir(name, dir_fd=descriptor)
+        """Remove the groups of a sandbox whose processes are gone; what the kernel still holds goes with the next."""
+        self._busy |= {(descriptor, name) for descriptor in self._descriptors()}
+        for descriptor, group in tuple(self._busy):
+            try:
+                os.rmdir(group, dir_fd=descriptor)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                continue
+            self._busy.discard((descriptor, group))
 
     def close(self) -> None:
-        """Remove the groups that held the others. Needs the host's file system to be in view."""
+        """Remove the groups that held the others."""
         for descriptor in self._descriptors():
             for group in Path(f"/proc/self/fd/{descriptor}").iterdir():
                 with contextlib.suppress(OSError):
                     os.rmdir(group.name, dir_fd=descriptor)
             with contextlib.suppress(OSError):
-                parent = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=descriptor)
-                os.rmdir(self._owner, dir_fd=parent)
-                grandparent = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=parent)
-                os.rmdir(_ROOT, dir_fd=grandparent)
+                above = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=descriptor)
+                os.rmdir(f"{_PREFIX}{os.getpid()}", dir_fd=above)
 
     def _descriptors(self) -> set[int]:
-        return {descriptor for _, descriptor, _ in self._directories.values()}
+        return {descriptor for _, descriptor in self._directories.values()}
 
 
 def _hierarchies() -> list[tuple[frozenset[str], int, Path]]:
@@ -138,16 +138,13 @@ def _has_limit(own: Path, file: str) -> bool:
         trial.rmdir()
 
 
-def _sweep(root: Path) -> None:
+def _sweep(base: Path) -> None:
     """Remove groups whose backend was killed together with its zygote."""
-    for owner in root.iterdir():
-        if owner.name.isdigit() and not Path("/proc", owner.name).exists():
-            for group in owner.iterdir():
-                if group.is_dir():
-                    with contextlib.suppress(OSError):
-                        group.rmdir()
-            with contextlib.suppress(OSError):
-                owner.rmdir()
+    for owner in base.glob(f"{_PREFIX}*"):
+        if not Path("/proc", owner.name.removeprefix(_PREFIX)).exists():
+            for directory in (*(path for path in owner.iterdir() if path.is_dir()), owner):
+                with contextlib.suppress(OSError):
+                    directory.rmdir()
 
 
 def _write(directory: int, path: str, text: str) -> None:

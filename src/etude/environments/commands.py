@@ -3,13 +3,12 @@
 import contextlib
 import math
 import os
-import resource
 import select
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 _CHUNK = 1 << 16
 _NOT_FOUND = 127
@@ -17,8 +16,7 @@ _EXPENDABLE = b"500"
 """Added to the out-of-memory score of commands, so that the kernel ends them and not the sandbox's first process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """What to run."""
 
     argv: list[str]
@@ -31,16 +29,16 @@ class Command:
     """Of stdout and of stderr, each."""
 
 
-@dataclass(slots=True)
 class Ending:
     """How it ended."""
 
-    exit_code: int = 0
-    stdout: bytearray = field(default_factory=bytearray)
-    stderr: bytearray = field(default_factory=bytearray)
-    timed_out: bool = False
-    truncated: bool = False
-    seconds: float = 0.0
+    def __init__(self) -> None:
+        self.exit_code = 0
+        self.stdout = bytearray()
+        self.stderr = bytearray()
+        self.timed_out = False
+        self.truncated = False
+        self.seconds = 0.0
 
 
 class Runner:
@@ -57,27 +55,22 @@ class Runner:
         ending = Ending()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        status_read, status_write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _become(command, out_write, err_write, status_write)
-        for descriptor in (out_write, err_write, status_write):
-            os.close(descriptor)
-        problem = os.read(status_read, _CHUNK)
-        os.close(status_read)
-        if not problem:
-            with contextlib.suppress(OSError):
-                Path(f"/proc/{pid}/oom_score_adj").write_bytes(_EXPENDABLE)
-        process = os.pidfd_open(pid)
         try:
+            pid = _spawn(command, out_write, err_write)
+        except (OSError, ValueError) as error:
+            pid = 0
+            ending.exit_code = _NOT_FOUND
+            ending.stderr += f"cannot run {command.argv[:1]} in {command.cwd!r}: {error}\n".encode()
+        os.close(out_write)
+        os.close(err_write)
+        if pid:
+            process = os.pidfd_open(pid)
             self._collect(ending, {out_read: ending.stdout, err_read: ending.stderr}, process, command, started)
-        finally:
-            for descriptor in (out_read, err_read, process):
-                os.close(descriptor)
-        status = os.waitpid(pid, 0)[1]
-        self._reap()
-        ending.exit_code = _NOT_FOUND if problem else os.waitstatus_to_exitcode(status)
-        ending.stderr += problem
+            os.close(process)
+            ending.exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            self._reap()
+        os.close(out_read)
+        os.close(err_read)
         ending.seconds = time.monotonic() - started
         return ending
 
@@ -148,24 +141,47 @@ def _descendants(pid: int) -> set[int]:
     return found
 
 
-def _become(command: Command, out: int, err: int, status: int) -> None:
-    """Turn a fresh fork into the command. Says on `status` why it could not, and never returns."""
+def _spawn(command: Command, out: int, err: int) -> int:
+    """Start the command and return its process number. Raise `OSError` when it cannot be started.
+
+    posix_spawn shares this process's memory until the program is loaded, which costs a fifth of a fork. What it cannot
+    do is done here before and undone after: the directory, and the real user, which the new process then is for good
+    (RESETIDS makes the effective user the real one, and loading a program forgets the saved one with all privileges).
+    """
+    os.chdir(command.cwd)
     try:
-        os.setsid()
-        null = os.open("/dev/null", os.O_RDONLY)
-        for target, descriptor in enumerate((null, out, err)):
-            os.dup2(descriptor, target)
-        seconds = math.ceil(command.timeout_s) + 1
-        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         if command.user_id is not None:
-            os.setgroups([])
-            os.setgid(command.user_id)
-            os.setuid(command.user_id)
-        os.umask(0o022)
-        os.chdir(command.cwd)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.execvpe(command.argv[0], command.argv, command.env)
-    except (OSError, ValueError) as error:
-        os.write(status, f"cannot run {command.argv[0]!r} in {command.cwd!r}: {error}\n".encode())
+            os.setresgid(command.user_id, -1, -1)
+            os.setresuid(command.user_id, -1, -1)
+        pid = os.posix_spawn(
+            _find(command.argv[0], command.env["PATH"]),
+            command.argv,
+            command.env,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_DUP2, out, 1),
+                (os.POSIX_SPAWN_DUP2, err, 2),
+            ],
+            resetids=command.user_id is not None,
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGXFSZ],
+        )
     finally:
-        os._exit(_NOT_FOUND)
+        if command.user_id is not None:
+            os.setresuid(os.geteuid(), -1, -1)
+            os.setresgid(os.getegid(), -1, -1)
+        os.chdir("/")
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_bytes(_EXPENDABLE)
+    return pid
+
+
+def _find(program: str, search_path: str) -> str:
+    if "/" in program:
+        return program
+    for folder in search_path.split(":"):
+        candidate = f"{folder}/{program}"
+        if os.access(candidate, os.X_OK) and not Path(candidate).is_dir():
+            return candidate
+    raise FileNotFoundError(f"no program {program!r} in {search_path}")

@@ -5,7 +5,6 @@ runs meanwhile.
 """
 
 import contextlib
-import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -14,13 +13,6 @@ from etude.environments import syscalls
 
 _MAX_ENTRIES = 100_000
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
-
-Known = dict[str, tuple[int, str]]
-
-
-def digest(content: bytes) -> str:
-    """Fingerprint by which a file counts as unchanged."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class Files:
@@ -74,13 +66,13 @@ class Files:
             os.close(above)
         return syscalls.openat2(self._root, path, _DIRECTORY)
 
-    def read(self, path: str, max_bytes: int, known: Known) -> tuple[dict[str, bytes], list[str]]:
+    def read(self, path: str, max_bytes: int, known: dict[str, bytes]) -> tuple[dict[str, bytes], list[str]]:
         """Return the regular files below a directory that differ from `known`, and the known ones that are gone.
 
         Args:
             path: A directory, or a file, which is then returned under its own name.
             max_bytes: Of all contents returned.
-            known: Size and digest by path relative to `path`; such a file is left out while it has both.
+            known: Contents by path relative to `path`; such a file is left out while it has them.
 
         Raises:
             OSError: The path does not exist, leads through a symbolic link, or is nested too deep.
@@ -91,9 +83,9 @@ class Files:
         gone = dict(known)
         left = max_bytes
         for relative, full in self._walk(path):
-            size, fingerprint = gone.pop(relative, (-1, ""))
-            content = self._content(full, left, size)
-            if content is None or (len(content) == size and digest(content) == fingerprint):
+            before = gone.pop(relative, None)
+            content = self._content(full, left, -1 if before is None else len(before))
+            if content is None or content == before:
                 continue
             left -= len(content)
             if left < 0:

@@ -6,9 +6,9 @@ sight of the code that sets a sandbox up, let alone of the code that runs in it.
 """
 
 import os
-import platform
 import resource
 import socket
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def build_template(mounts: list[tuple[str, str]], *, agent_id: int) -> None:
     syscalls.mount("/proc", str(base / "proc"), flags=syscalls.MS_BIND | syscalls.MS_REC)
     (base / _NEW_ROOT.lstrip("/")).mkdir()
     syscalls.pivot_root(str(base))
+    _seccomp_program()
 
 
 def _make_etc(etc: Path, agent_id: int) -> None:
@@ -183,9 +184,14 @@ def make_directories(root: str, *, agent_id: int, root_id: int) -> None:
         os.chown(path, owner, owner)
 
 
+@cache
+def _seccomp_program() -> bytes:
+    return seccomp.assemble(os.uname().machine)
+
+
 def _drop_privileges() -> None:
     # Not dumpable: other processes of the sandbox can neither trace this one nor read its memory and descriptors.
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     syscalls.keep_capabilities(_KEPT_CAPABILITIES)
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
-    syscalls.install_seccomp(seccomp.assemble(platform.machine()))
+    syscalls.install_seccomp(_seccomp_program())

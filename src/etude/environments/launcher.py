@@ -39,7 +39,9 @@ class Launcher:
         asyncio.get_running_loop().add_reader(control, self._hear)
 
     @classmethod
-    async def start(cls, mounts: list[tuple[str, str]], interpreter: str) -> tuple["Launcher", Welcome]:
+    async def start(
+        cls, mounts: list[tuple[str, str]], interpreter: str, *, namespaces: bool
+    ) -> tuple["Launcher", Welcome]:
         """Start a zygote.
 
         Returns:
@@ -50,7 +52,7 @@ class Launcher:
         """
         control, process = await asyncio.to_thread(_start_process)
         control.setblocking(False)
-        settings = {"mounts": mounts, "interpreter": interpreter}
+        settings = {"mounts": mounts, "interpreter": interpreter, "namespaces": namespaces}
         try:
             async with asyncio.timeout(_START_DEADLINE_S):
                 loop = asyncio.get_running_loop()

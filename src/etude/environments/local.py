@@ -7,9 +7,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from pathlib import Path
 
-import msgspec
-
-from etude.environments.files import Known, digest
 from etude.environments.framing import encode
 from etude.environments.image import Image, read_image
 from etude.environments.launcher import Launcher
@@ -26,29 +23,22 @@ _RESERVED_BYTES = 16 * _MIB
 """Memory beyond the task's own, for the sandbox's first process."""
 
 
-class _Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What is worked out once per task."""
-
-    message: dict[bool, bytes]
-    """Specification as it is sent, with and without a model API."""
-    pristine: Known
-
-
 class LocalBackend:
     """Implements `etude.interfaces.EnvironmentBackend`. Made by `start`, ended by `close`."""
 
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._numbers = count()
-        self._prepared: dict[tuple[str, str], _Prepared] = {}
+        self._messages: dict[tuple[str, str, bool], bytes] = {}
         self._findings = Findings()
 
     @classmethod
-    async def start(cls, *, mounts: Mapping[str, Path] | None = None) -> "LocalBackend":
+    async def start(cls, *, mounts: Mapping[str, Path] | None = None, namespaces: bool = True) -> "LocalBackend":
         """Start the backend and find out, with sandboxes made for it, what this host enforces.
 
         Args:
             mounts: Directories of the host to show read-only, by absolute path inside the sandbox.
+            namespaces: False does without them even where the kernel grants them, to see what a weaker host would do.
 
         Raises:
             SandboxError: No sandbox can be made at all.
@@ -56,7 +46,7 @@ class LocalBackend:
         base = sys.base_prefix
         interpreter = "" if Path(base).is_relative_to("/usr") else base
         shown = [(str(path.resolve()), place) for place, path in (mounts or {}).items()]
-        launcher, welcome = await Launcher.start(shown, interpreter)
+        launcher, welcome = await Launcher.start(shown, interpreter, namespaces=namespaces)
         backend = cls(launcher)
         try:
             backend._findings = await probe(backend._open_bare, welcome)
@@ -88,9 +78,8 @@ class LocalBackend:
             TaskError: The task's environment needs more than this backend can do.
             SandboxError: The sandbox could not be made.
         """
-        prepared = self._prepare(task)
-        message = prepared.message[model_port is not None]
-        async with self._open(task, message, _PIDS, prepared.pristine, model_port=model_port) as environment:
+        message = self._specification(task, listen=model_port is not None)
+        async with self._open(task, message, _PIDS, model_port=model_port) as environment:
             yield environment
 
     async def close(self) -> None:
@@ -98,23 +87,23 @@ class LocalBackend:
         await self._launcher.close()
 
     def _open_bare(self, task: Task, image: Image, pids: int) -> AbstractAsyncContextManager[LocalEnvironment]:
-        return self._open(task, specification(task, image, pids=pids, listen=False), pids, {}, model_port=None)
+        return self._open(task, specification(task, image, pids=pids, listen=False), pids, model_port=None)
 
     @asynccontextmanager
     async def _open(
-        self, task: Task, message: bytes, pids: int, pristine: Known, *, model_port: int | None
+        self, task: Task, message: bytes, pids: int, *, model_port: int | None
     ) -> AsyncGenerator[LocalEnvironment, None]:
         name = f"s{next(self._numbers)}"
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         request = {
             "name": name,
-            # Files of a sandbox lie in memory, so its storage counts there.
-            "memory_bytes": task.memory_mb * _MIB + storage_bytes(task) + _RESERVED_BYTES,
+            # Files of a sandbox lie in memory, so its storage counts there; its first process keeps the pristine ones.
+            "memory_bytes": task.memory_mb * _MIB + storage_bytes(task) + _RESERVED_BYTES + len(message),
             "pids": pids,
             "cpus": task.cpus,
         }
-        environment = LocalEnvironment(name, ours, workdir=task.workdir, pristine=pristine)
+        environment = LocalEnvironment(name, ours)
         try:
             with theirs:
                 self._launcher.spawn(request, theirs)
@@ -124,18 +113,12 @@ class LocalBackend:
             self._launcher.kill(name)
             await environment.close()
 
-    def _prepare(self, task: Task) -> _Prepared:
-        key = (task.digest, task.path)
-        if key not in self._prepared:
-            image = read_image(task)
-            pristine = {
-                file.path[len(task.workdir) :].lstrip("/"): (len(file.content), digest(file.content))
-                for file in image.files
-                if file.path.startswith(task.workdir.rstrip("/") + "/")
-            }
-            message = {listen: specification(task, image, pids=_PIDS, listen=listen) for listen in (False, True)}
-            self._prepared[key] = _Prepared(message=message, pristine=pristine)
-        return self._prepared[key]
+    def _specification(self, task: Task, *, listen: bool) -> bytes:
+        """Return the message for a task, worked out once."""
+        key = (task.digest, task.path, listen)
+        if key not in self._messages:
+            self._messages[key] = specification(task, read_image(task), pids=_PIDS, listen=listen)
+        return self._messages[key]
 
 
 def storage_bytes(task: Task) -> int:

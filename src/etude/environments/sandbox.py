@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from etude.environments.files import Known
 from etude.environments.framing import MAX_BODY_BYTES, PREFIX_BYTES, Header, encode, lengths
 from etude.environments.relay import Relay
 from etude.errors import SandboxError
@@ -21,11 +20,9 @@ _ANSWER_DEADLINE_S = 30.0
 class LocalEnvironment:
     """Implements `etude.interfaces.Environment`. One request at a time; others wait their turn."""
 
-    def __init__(self, environment_id: str, stream: socket.socket, *, workdir: str, pristine: Known) -> None:
+    def __init__(self, environment_id: str, stream: socket.socket) -> None:
         self._id = environment_id
         self._stream = stream
-        self._workdir = workdir
-        self._pristine = pristine
         self._turn = asyncio.Lock()
         self._broken = ""
         self._relay: Relay | None = None
@@ -143,17 +140,16 @@ class LocalEnvironment:
         Raises:
             SandboxError: Nothing is there, a symbolic link is on the way, or there is more than `max_bytes`.
         """
-        found, _ = await self._read(path, max_bytes, {})
+        found, _ = await self._read({"op": "read", "path": path}, max_bytes)
         return found
 
     async def changes(self, *, max_bytes: int) -> dict[str, bytes | None]:
         """Return what differs from the task's files in the working directory; see `Environment.changes`."""
-        found, gone = await self._read(self._workdir, max_bytes, self._pristine)
+        found, gone = await self._read({"op": "changes"}, max_bytes)
         return {**found, **dict.fromkeys(gone)}
 
-    async def _read(self, path: str, max_bytes: int, known: Known) -> tuple[dict[str, bytes], list[str]]:
-        request = {"op": "read", "path": path, "max_bytes": min(max_bytes, MAX_BODY_BYTES), "known": known}
-        answer, body = await self._ask(request)
+    async def _read(self, request: dict[str, Any], max_bytes: int) -> tuple[dict[str, bytes], list[str]]:
+        answer, body = await self._ask({**request, "max_bytes": min(max_bytes, MAX_BODY_BYTES)})
         files: dict[str, bytes] = {}
         position = 0
         for name, size in answer["files"]:

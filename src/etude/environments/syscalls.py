@@ -6,7 +6,6 @@ Numbers are those of x86-64 and aarch64; on any other machine `SUPPORTED` is Fal
 import ctypes
 import fcntl
 import os
-import platform
 import signal
 import socket
 import struct
@@ -15,7 +14,7 @@ _MACHINES = {
     "x86_64": {"clone": 56, "capset": 126, "pivot_root": 155},
     "aarch64": {"clone": 220, "capset": 91, "pivot_root": 41},
 }
-_NUMBERS = _MACHINES.get(platform.machine(), {})
+_NUMBERS = _MACHINES.get(os.uname().machine, {})
 _OPENAT2 = 437
 SUPPORTED = bool(_NUMBERS)
 

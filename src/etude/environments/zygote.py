@@ -8,17 +8,14 @@ sandbox, removes what it made, and leaves.
 import contextlib
 import json
 import os
-import platform
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from etude.environments import jail, syscalls
+from etude.environments import jail, plain, syscalls
 from etude.environments.agent import Agent, Place
 from etude.environments.cgroups import ControlGroups
 from etude.environments.commands import kill_descendants
@@ -46,6 +43,7 @@ class Zygote:
         self._control = control
         self._mounts: list[tuple[str, str]] = [(source, target) for source, target in settings["mounts"]]
         self._interpreter: str = settings["interpreter"]
+        self._namespaces: bool = settings["namespaces"]
         self._privileged = os.geteuid() == 0
         self._agent_id = jail.AGENT_ID if self._privileged else 0
         self._groups = ControlGroups()
@@ -60,8 +58,10 @@ class Zygote:
 
     def contain(self) -> str:
         """Enter the template root. Returns why the kernel does not let it, or nothing."""
+        if not self._namespaces:
+            return "not asked for"
         if not syscalls.SUPPORTED:
-            return f"no system-call table for {platform.machine()}"
+            return f"no system-call table for {os.uname().machine}"
         try:
             user, group = os.geteuid(), os.getegid()
             if self._privileged:
@@ -121,7 +121,7 @@ class Zygote:
         name: str = request["name"]
         self._groups.create(name, memory_bytes=request["memory_bytes"], pids=request["pids"], cpus=request["cpus"])
         go_read, go_write = os.pipe()
-        root = "/" if self.contained else tempfile.mkdtemp(prefix="etude-sandbox-")
+        root = "/" if self.contained else plain.make_root()
         pid = syscalls.clone(_NAMESPACES) if self.contained else os.fork()
         if pid == 0:
             _isolate_descriptors(stream, go_read)
@@ -183,14 +183,8 @@ class Zygote:
             shown = [path for path in (self._interpreter,) if path]
             targets = [target for _, target in self._mounts]
             return jail.enter(spec, [*shown, *targets], agent_id=self._agent_id)
-        os.setsid()
-        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-        jail.limit_resources(storage_bytes=spec["storage_bytes"], pids=None)
         root_id, agent_id = (_FIRST_HOST_ID, _FIRST_HOST_ID + jail.AGENT_ID) if self._privileged else (-1, -1)
-        os.chown(root, root_id, root_id)
-        jail.make_directories(root, agent_id=agent_id, root_id=root_id)
-        for source, target in self._mounts:
-            shutil.copytree(source, root + target)
+        plain.settle(root, self._mounts, storage_bytes=spec["storage_bytes"], agent_id=agent_id, root_id=root_id)
         return None
 
     def _kill(self, pid: int) -> None:
@@ -213,7 +207,7 @@ class Zygote:
                 if pid == 0:
                     return
                 if root := self._roots.pop(pid, ""):
-                    shutil.rmtree(root, ignore_errors=True)
+                    plain.remove_root(root)
                 if name := self._names.pop(pid, ""):
                     self._forget(name)
 
@@ -231,7 +225,7 @@ class Zygote:
             while True:
                 pid, _ = os.waitpid(-1, 0)
                 if root := self._roots.pop(pid, ""):
-                    shutil.rmtree(root, ignore_errors=True)
+                    plain.remove_root(root)
                 self._groups.remove(self._names.pop(pid, ""))
         self._groups.close()
         os._exit(0)
