@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from etude.errors import EndOfTasksError
+from etude.errors import EndOfTasksError, RunError
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.doubles import ScriptedPlayer
 from etude.rollout.group import GroupPlan, PlayedGroup, derive_seed, play_group
@@ -160,3 +160,13 @@ async def test_a_trainer_does_not_wait_for_groups_that_no_task_is_left_for():
             await train(buffer, 1)
         worker.stop()
         await running
+
+
+async def test_a_run_in_which_no_group_succeeds_ends_with_the_reason():
+    buffer = SlotBuffer(groups_per_step=2, max_staleness=1)
+    player = ScriptedPlayer(lambda _task, _index, _attempt: BROKEN)
+    worker = RolloutWorker(player=player, buffer=buffer, plan=PLAN, concurrency=4, max_lost_in_a_row=3)
+    async with asyncio.timeout(20):
+        with pytest.raises(ExceptionGroup) as caught:
+            await worker.run(Endless())
+    assert caught.group_contains(RunError, match="3 groups in a row were lost.*sandbox: scripted")

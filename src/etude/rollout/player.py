@@ -91,7 +91,7 @@ class _Attempt:
             harness_exit=self.exit_code,
             seconds=perf_counter() - self._started,
             timings={**self.timings, "model": sum(node.seconds for node in nodes)},
-            metrics={**self.session.metrics, **self.metrics, "calls": float(self.session.num_calls)},
+            metrics={**self.session.metrics, **self.metrics},
         )
 
 

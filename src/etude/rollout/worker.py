@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 
-from etude.errors import EndOfTasksError
+from etude.errors import EndOfTasksError, EtudeError, HarnessError, RunError
 from etude.interfaces import RolloutPlayer, TaskSource
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.group import GroupPlan, PlayedGroup, play_group
@@ -20,16 +20,20 @@ class RolloutWorker:
         buffer: SlotBuffer,
         plan: GroupPlan,
         concurrency: int,
+        max_lost_in_a_row: int = 16,
         on_group: Callable[[Ticket, PlayedGroup], None] | None = None,
     ) -> None:
         """`concurrency` bounds the attempts, and so the sandboxes, alive at once.
 
+        After `max_lost_in_a_row` groups without a single good one, `run` raises: nothing will come of waiting.
         `on_group` hears of every group that ended, lost ones included, before the buffer does.
         """
         self._player = player
         self._buffer = buffer
         self._plan = plan
         self._concurrency = asyncio.Semaphore(concurrency)
+        self._max_lost_in_a_row = max_lost_in_a_row
+        self._lost_in_a_row = 0
         self._on_group = on_group
         self._stopping = asyncio.Event()
 
@@ -68,7 +72,21 @@ class RolloutWorker:
         played = await play_group(self._player, task, ticket, self._plan, concurrency=self._concurrency)
         if self._on_group is not None:
             self._on_group(ticket, played)
-        if played.lost:
-            self._buffer.lose(ticket, played.lost)
-        else:
+        if not played.lost:
+            self._lost_in_a_row = 0
             self._buffer.finish(ticket, played.group)
+            return
+        self._lost_in_a_row += 1
+        self._buffer.lose(ticket, played.lost)
+        if self._lost_in_a_row >= self._max_lost_in_a_row:
+            raise _hopeless(self._lost_in_a_row, played)
+
+
+def _hopeless(count: int, played: PlayedGroup) -> EtudeError:
+    """Return the error for a run in which no group succeeds, with what ended the last attempt."""
+    failure = next((one.failure for one in reversed(played.unscored) if one.failure is not None), None)
+    if failure is None:
+        return RunError(f"{count} groups in a row were lost: {played.lost}")
+    kind = HarnessError if failure.component == "harness" else RunError
+    last = f"{failure.component}: {failure.reason}: {failure.message}"
+    return kind(f"{count} groups in a row were lost, none was played to a reward. The last attempt failed in {last}")
