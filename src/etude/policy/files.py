@@ -60,7 +60,7 @@ def save_policy(
 ) -> None:
     """Write a directory that `load_policy` and `transformers.AutoModelForCausalLM` read.
 
-    `files` are further files by plain name, such as `tokenizer.json`. Weights beyond `shard_bytes` are split over files.
+    `files` are further files by plain name, such as `tokenizer.json`. Weights beyond `shard_bytes` are split.
     """
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
