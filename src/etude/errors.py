@@ -16,7 +16,9 @@ The tree::
     │   └── ObjectExistsError  a write-once object is there already
     ├── SamplerError           a sampler cannot serve the request
     │   ├── VersionUnavailableError   it does not hold the version asked for (HTTP 409)
-    │   └── ContextOverflowError      prompt and answer do not fit its window (HTTP 400)
+    │   ├── ContextOverflowError      prompt and answer do not fit its window (HTTP 400)
+    │   ├── SampleRequestError        the request makes no sense (HTTP 400)
+    │   └── SamplerBusyError          its queue is full (HTTP 429)
     └── RunError               the run cannot go on: exit code 1
         └── NoSignalError      every reward of the run is the same
 
@@ -84,6 +86,14 @@ class VersionUnavailableError(SamplerError):
 
 class ContextOverflowError(SamplerError):
     """The prompt leaves no room for an answer within the model's context."""
+
+
+class SampleRequestError(SamplerError):
+    """A request for tokens that no sampler can serve: asking again cannot help."""
+
+
+class SamplerBusyError(SamplerError):
+    """The sampler's queue is full: another one, or a later moment, can serve the request."""
 
 
 class RunError(EtudeError):

@@ -6,53 +6,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from sampling_kit import VOCAB, decoder, prompts, request, shape
 from transformers import AutoModelForCausalLM
 
 from etude.errors import ContextOverflowError, PolicyError, SamplerError
-from etude.policy.files import random_policy, save_policy
-from etude.policy.shape import PolicyShape
+from etude.policy.files import save_policy
 from etude.sampling.engines.torch_engine import TorchEngine
-from etude.types import FinishReason, SampleRequest, SamplingParams
-
-VOCAB = 96
-
-
-def shape(model_type, **changes):
-    sizes = {
-        "model_type": model_type,
-        "vocab_size": VOCAB,
-        "hidden": 32,
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "ffn_hidden": 48,
-        "qk_norm": model_type.startswith("qwen3"),
-        "max_context": 128,
-    }
-    if model_type == "qwen3_moe":
-        sizes |= {"ffn_hidden": 0, "experts": 6, "experts_per_token": 2, "expert_hidden": 24, "norm_topk": True}
-    return PolicyShape(**(sizes | changes))
-
-
-def decoder(policy_shape, seed=0):
-    made = random_policy(policy_shape, seed)
-    with torch.no_grad():
-        for name, tensor in made.hf_tensors().items():
-            if not name.endswith("norm.weight"):
-                tensor.mul_(12)  # far from uniform, so that a wrong token shows
-    return made
-
-
-def request(name, prompt, session="", **params):
-    return SampleRequest(
-        request_id=name, session_id=session or name, prompt_ids=tuple(prompt), params=SamplingParams(**params)
-    )
-
-
-def prompts(count, seed=0):
-    rng = np.random.default_rng(seed)
-    return [tuple(int(t) for t in rng.integers(0, VOCAB, rng.integers(1, 40))) for _ in range(count)]
+from etude.types import FinishReason
 
 
 def finish(engine, requests=()):

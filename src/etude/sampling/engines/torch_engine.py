@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from etude.errors import ContextOverflowError, PolicyError, SamplerError
+from etude.errors import ContextOverflowError, PolicyError, SampleRequestError, SamplerError
 from etude.policy.decoder import Decoder
 from etude.policy.shape import PolicyShape
 from etude.policy.views import View, to_view, view_dtype
@@ -88,7 +88,8 @@ class TorchEngine:
 
         Raises:
             ContextOverflowError: The prompt leaves no room for a token.
-            SamplerError: All slots are taken, or the prompt has no token or one outside the vocabulary.
+            SampleRequestError: The prompt has no token, or one outside the vocabulary.
+            SamplerError: All slots are taken.
         """
         prompt, params, vocab = request.prompt_ids, request.params, self._decoder.shape.vocab_size
         if len(prompt) >= self._context:
@@ -96,7 +97,7 @@ class TorchEngine:
                 f"{request.request_id}: a prompt of {len(prompt)} tokens leaves no room in a context of {self._context}"
             )
         if not prompt or min(prompt) < 0 or max(prompt) >= vocab:
-            raise SamplerError(f"{request.request_id}: prompt_ids must be 1 or more ids below {vocab}")
+            raise SampleRequestError(f"{request.request_id}: prompt_ids must be 1 or more ids below {vocab}")
         if self.free_slots < 1:
             raise SamplerError(f"{request.request_id}: all {self.slots} slots are taken")
         self._filling.append(
@@ -141,7 +142,7 @@ class TorchEngine:
                 f"weights do not fit the policy: {len(wrong)} tensors are missing, unknown or of another "
                 f"shape, such as {wrong[0]}"
             )
-        staged = {name: to_view(name, tensor.detach(), self._view) for name, tensor in tensors.items()}
+        staged = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
 
         def commit() -> Mapping[str, int]:
             with torch.inference_mode():
@@ -153,6 +154,11 @@ class TorchEngine:
             return {row.request.request_id: len(row.token_ids) for row in itertools.chain(self._rows, self._filling)}
 
         return commit
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the view's tensor in memory of its own: whoever staged it may change theirs before the commit."""
+        seen = to_view(name, tensor, self._view)
+        return seen.clone() if seen.data_ptr() == tensor.data_ptr() else seen
 
     def score(self, token_ids: Sequence[int]) -> bytes:
         """Return f32[n - 1]: log-probability of each token but the first, over the whole vocabulary."""

@@ -1,0 +1,155 @@
+"""Several samplers as one: sessions stay where their prefix is, load follows speed, a dead sampler loses nothing."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from etude.errors import (
+    ContextOverflowError,
+    SamplerBusyError,
+    SampleRequestError,
+    SamplerError,
+    VersionUnavailableError,
+)
+from etude.types import Completion, SampleRequest, SamplerStatus
+
+_SESSIONS_MAX = 10_000
+_SMOOTHING = 0.2
+_AFFINITY_WORTH = 2.0
+_COOLDOWN_S = 0.5
+_COOLDOWN_MAX_S = 10.0
+
+
+class Replica(Protocol):
+    """A sampler as the router sees it; `SamplerClient` is one."""
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Raise `SamplerError`, or a kind of it, by a deadline."""
+        ...
+
+    async def status(self) -> Sequence[SamplerStatus]:
+        """Raise `SamplerError` within seconds."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Seat:
+    replica: Replica
+    outstanding: int = 0
+    token_s: float = 0.0
+    """Seconds per drawn token, as requests experienced it lately; 0 before the first one."""
+    failures: int = 0
+    """In a row; above 0 the replica is asked for its health before anything else."""
+    retry_at: float = 0.0
+
+
+class SamplerRouter:
+    """Implements `Sampler` over replicas.
+
+    A request that a replica fails, or is too busy for, goes to another one under the same id: the first one's answer is
+    never read. When no replica can serve it the router tries again until `patience_s` have passed.
+    """
+
+    def __init__(self, replicas: Iterable[Replica] = (), *, patience_s: float = 60.0) -> None:
+        """Route over these replicas; `add` and `discard` change them while requests run."""
+        self._seats = [_Seat(replica) for replica in replicas]
+        self._patience_s = patience_s
+        self._sessions: OrderedDict[str, _Seat] = OrderedDict()
+
+    def add(self, replica: Replica) -> None:
+        """Route to one more replica."""
+        self._seats.append(_Seat(replica))
+
+    def discard(self, replica: Replica) -> None:
+        """Send nothing new to a replica; what it is drawing may finish."""
+        self._seats = [seat for seat in self._seats if seat.replica is not replica]
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Return the completion from whichever replica drew it.
+
+        Raises:
+            ContextOverflowError: See `EngineSampler.sample`.
+            SampleRequestError: See `EngineSampler.sample`.
+            VersionUnavailableError: No replica holds the version asked for.
+            SamplerBusyError: Every replica stayed busy.
+            SamplerError: Every replica stayed unreachable.
+        """
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        pause_s = 0.05
+        while True:
+            refusals: list[SamplerError] = []
+            tried: set[_Seat] = set()
+            while (seat := self._choose(request.session_id, tried)) is not None:
+                tried.add(seat)
+                try:
+                    return await self._ask(seat, request)
+                except (ContextOverflowError, SampleRequestError):
+                    raise
+                except SamplerError as error:
+                    refusals.append(error)
+            stale = [error for error in refusals if isinstance(error, VersionUnavailableError)]
+            if stale and len(stale) == len(refusals):
+                raise stale[-1]
+            if asyncio.get_running_loop().time() + pause_s > deadline:
+                raise self._given_up(request, refusals)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    async def status(self) -> Sequence[SamplerStatus]:
+        """Return the state of every replica that answers. Raise `SamplerError` when none does."""
+        answers = await asyncio.gather(*(seat.replica.status() for seat in self._seats), return_exceptions=True)
+        failed = [answer for answer in answers if isinstance(answer, BaseException)]
+        for error in failed:
+            if not isinstance(error, SamplerError):
+                raise error
+        if len(failed) == len(answers):
+            raise SamplerError(f"none of {len(answers)} samplers answers: {failed[-1] if failed else 'there is none'}")
+        return [status for answer in answers if not isinstance(answer, BaseException) for status in answer]
+
+    async def _ask(self, seat: _Seat, request: SampleRequest) -> Completion:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        seat.outstanding += 1
+        try:
+            if seat.failures:
+                await seat.replica.status()
+            completion = await seat.replica.sample(request)
+        except (ContextOverflowError, SampleRequestError, SamplerBusyError, VersionUnavailableError):
+            raise
+        except SamplerError:
+            seat.failures += 1
+            seat.retry_at = clock() + min(_COOLDOWN_S * 2 ** (seat.failures - 1), _COOLDOWN_MAX_S)
+            raise
+        finally:
+            seat.outstanding -= 1
+        seat.failures = 0
+        token_s = (clock() - started) / max(1, len(completion.token_ids))
+        seat.token_s += (_SMOOTHING if seat.token_s else 1.0) * (token_s - seat.token_s)
+        self._sessions[request.session_id] = seat
+        self._sessions.move_to_end(request.session_id)
+        if len(self._sessions) > _SESSIONS_MAX:
+            self._sessions.popitem(last=False)
+        return completion
+
+    def _choose(self, session_id: str, tried: set[_Seat]) -> _Seat | None:
+        """Return the session's own replica unless another one would serve it in half the time."""
+        now = asyncio.get_running_loop().time()
+        free = [seat for seat in self._seats if seat not in tried and (not seat.failures or seat.retry_at <= now)]
+        if not free:
+            return None
+        best = min(free, key=self._cost)
+        own = self._sessions.get(session_id)
+        return own if own in free and self._cost(own) <= _AFFINITY_WORTH * self._cost(best) else best
+
+    def _cost(self, seat: _Seat) -> float:
+        """Seconds per token that one more request may expect; a replica without history counts as the fastest known."""
+        known = [other.token_s for other in self._seats if other.token_s]
+        return (seat.outstanding + 1) * (seat.token_s or min(known, default=1.0))
+
+    def _given_up(self, request: SampleRequest, refusals: Sequence[SamplerError]) -> SamplerError:
+        last = refusals[-1] if refusals else "none is reachable"
+        message = f"request {request.request_id}: no sampler served it within {self._patience_s:g} s; last: {last}"
+        busy = bool(refusals) and all(isinstance(error, SamplerBusyError) for error in refusals)
+        return SamplerBusyError(message) if busy else SamplerError(message)
