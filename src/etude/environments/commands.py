@@ -91,6 +91,7 @@ class Runner:
             for descriptor, _ in poll.poll(patience):
                 if descriptor == self._stream.fileno():
                     # Nothing is sent to a busy sandbox: its owner has gone, and so goes the sandbox.
+                    self._kill_all()
                     os._exit(1)
                 elif descriptor == process:
                     self._kill_all()

@@ -111,23 +111,24 @@ def _make_devices(dev: Path) -> None:
     syscalls.bind_read_only(str(dev), str(dev))
 
 
-def enter(spec: dict[str, Any], mounts: list[str], *, agent_id: int) -> socket.socket | None:
+def enter(spec: dict[str, Any], mounts: list[str], *, agent_id: int, listen: bool) -> socket.socket | None:
     """Turn this process, the first of fresh namespaces, into the inside of a sandbox; there is no way back.
 
     Args:
-        spec: `storage_bytes`, `pids` and `listen` of the sandbox.
+        spec: `storage_bytes` and `pids` of the sandbox.
         mounts: Paths of further directories that the template shows.
         agent_id: User and group number of `agent` inside.
+        listen: Whether there is a model API.
 
     Returns:
-        The socket that the sandbox's model API is reached at, listening, if the specification asks for it.
+        The socket that the model API is reached at, listening, if there is one.
     """
     _make_root(spec["storage_bytes"], mounts, agent_id)
     syscalls.unshare(syscalls.CLONE_NEWCGROUP)
     syscalls.set_hostname(HOST_NAME)
     syscalls.loopback_up()
     listener = None
-    if spec["listen"]:
+    if listen:
         listener = socket.create_server(("127.0.0.1", MODEL_PORT), backlog=64)
     null = os.open("/dev/null", os.O_RDWR)
     for descriptor in range(3):

@@ -1,6 +1,7 @@
 """The backend's side of the zygote: starts it, asks it for sandboxes, hears which ones are gone."""
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from etude.errors import SandboxError
 _MAX_MESSAGE = 1 << 16
 _START_DEADLINE_S = 30.0
 _END_DEADLINE_S = 10.0
+_REASON_BYTES = 500
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,8 +68,13 @@ class Launcher:
         if not reply:
             control.close()
             process.kill()
-            msg = f"the sandbox launcher ({sys.executable}) does not start; run it by hand to see why"
+            _, said = await asyncio.to_thread(process.communicate)
+            reason = said[-_REASON_BYTES:].decode(errors="replace").strip() or repr(cause)
+            place = f"{sys.executable} with PYTHONHOME={sys.base_prefix}"
+            msg = f"the sandbox launcher does not start under {place}: {reason}"
             raise SandboxError(msg) from cause
+        assert process.stderr
+        process.stderr.close()
         return cls(control, process), msgspec.json.decode(reply, type=Welcome)
 
     @property
@@ -89,7 +96,9 @@ class Launcher:
     def kill(self, name: str) -> None:
         """End a sandbox; it is gone a moment later."""
         if not self._ended and name in self._gone:
-            self._control.send(json.dumps({"op": "kill", "name": name}).encode())
+            # What cannot be sent is not needed: the end of its own socket ends a sandbox, too.
+            with contextlib.suppress(OSError):
+                self._control.send(json.dumps({"op": "kill", "name": name}).encode())
 
     async def close(self) -> None:
         """End every sandbox and the zygote, and wait until they are gone."""
@@ -140,7 +149,7 @@ def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
         env={"PYTHONHOME": sys.base_prefix},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         pass_fds=[theirs.fileno()],
         start_new_session=True,
         cwd="/",

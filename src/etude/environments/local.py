@@ -17,6 +17,7 @@ from etude.types import Task
 
 _MIB = 1 << 20
 _PIDS = 256
+_MAX_REMEMBERED_BYTES = 256 * _MIB
 _SCRATCH_BYTES = 64 * _MIB
 """Storage beyond the task's own, for /tmp and the like."""
 _RESERVED_BYTES = 16 * _MIB
@@ -29,7 +30,7 @@ class LocalBackend:
     def __init__(self, launcher: Launcher) -> None:
         self._launcher = launcher
         self._numbers = count()
-        self._messages: dict[tuple[str, str, bool], bytes] = {}
+        self._messages: dict[tuple[str, str], bytes] = {}
         self._findings = Findings()
 
     @classmethod
@@ -78,7 +79,7 @@ class LocalBackend:
             TaskError: The task's environment needs more than this backend can do.
             SandboxError: The sandbox could not be made.
         """
-        message = self._specification(task, listen=model_port is not None)
+        message = self._specification(task)
         async with self._open(task, message, _PIDS, model_port=model_port) as environment:
             yield environment
 
@@ -87,7 +88,7 @@ class LocalBackend:
         await self._launcher.close()
 
     def _open_bare(self, task: Task, image: Image, pids: int) -> AbstractAsyncContextManager[LocalEnvironment]:
-        return self._open(task, specification(task, image, pids=pids, listen=False), pids, model_port=None)
+        return self._open(task, specification(task, image, pids=pids), pids, model_port=None)
 
     @asynccontextmanager
     async def _open(
@@ -102,6 +103,7 @@ class LocalBackend:
             "memory_bytes": task.memory_mb * _MIB + storage_bytes(task) + _RESERVED_BYTES + len(message),
             "pids": pids,
             "cpus": task.cpus,
+            "listen": model_port is not None,
         }
         environment = LocalEnvironment(name, ours)
         try:
@@ -113,11 +115,13 @@ class LocalBackend:
             self._launcher.kill(name)
             await environment.close()
 
-    def _specification(self, task: Task, *, listen: bool) -> bytes:
-        """Return the message for a task, worked out once."""
-        key = (task.digest, task.path, listen)
+    def _specification(self, task: Task) -> bytes:
+        """Return the message for a task, which is remembered as long as there is room."""
+        key = (task.digest, task.path)
         if key not in self._messages:
-            self._messages[key] = specification(task, read_image(task), pids=_PIDS, listen=listen)
+            if sum(map(len, self._messages.values())) > _MAX_REMEMBERED_BYTES:
+                self._messages.clear()
+            self._messages[key] = specification(task, read_image(task), pids=_PIDS)
         return self._messages[key]
 
 
@@ -126,12 +130,11 @@ def storage_bytes(task: Task) -> int:
     return task.storage_mb * _MIB + _SCRATCH_BYTES
 
 
-def specification(task: Task, image: Image, *, pids: int, listen: bool) -> bytes:
+def specification(task: Task, image: Image, *, pids: int) -> bytes:
     """Return the message that tells a sandbox what it is."""
     header = {
         "storage_bytes": storage_bytes(task),
         "pids": pids,
-        "listen": listen,
         "workdir": task.workdir,
         "env": image.env | task.env,
         "files": [(file.path, len(file.content), file.executable) for file in image.files],

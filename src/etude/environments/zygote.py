@@ -125,7 +125,7 @@ class Zygote:
         pid = syscalls.clone(_NAMESPACES) if self.contained else os.fork()
         if pid == 0:
             _isolate_descriptors(stream, go_read)
-            self._become_sandbox(root)
+            self._become_sandbox(root, listen=request["listen"])
         self._names[pid] = name
         if not self.contained:
             self._roots[pid] = root
@@ -147,7 +147,7 @@ class Zygote:
         else:
             _map_ids(str(pid), 0, 0, 1)
 
-    def _become_sandbox(self, root: str) -> None:
+    def _become_sandbox(self, root: str, *, listen: bool) -> None:
         """Be the first process of a sandbox; never returns."""
         stream = socket.socket(fileno=_STREAM)
         try:
@@ -155,7 +155,7 @@ class Zygote:
                 os._exit(1)
             os.close(_STREAM + 1)
             spec, body = receive(stream)
-            listener = self._settle(spec, root)
+            listener = self._settle(spec, root, listen=listen)
             path = f"{self._interpreter}/bin" if self._interpreter else ""
             place = Place(root=root, alone=self.contained, user_ids=self._user_ids(), path=path)
             agent = Agent(stream, place, spec)
@@ -173,7 +173,7 @@ class Zygote:
         finally:
             os._exit(1)
 
-    def _settle(self, spec: Header, root: str) -> socket.socket | None:
+    def _settle(self, spec: Header, root: str, *, listen: bool) -> socket.socket | None:
         if self.contained:
             if self._privileged:
                 # The host's root has no number in the new user namespace; only the sandbox's own root has.
@@ -182,7 +182,7 @@ class Zygote:
                 os.setresuid(0, 0, 0)
             shown = [path for path in (self._interpreter,) if path]
             targets = [target for _, target in self._mounts]
-            return jail.enter(spec, [*shown, *targets], agent_id=self._agent_id)
+            return jail.enter(spec, [*shown, *targets], agent_id=self._agent_id, listen=listen)
         root_id, agent_id = (_FIRST_HOST_ID, _FIRST_HOST_ID + jail.AGENT_ID) if self._privileged else (-1, -1)
         plain.settle(root, self._mounts, storage_bytes=spec["storage_bytes"], agent_id=agent_id, root_id=root_id)
         return None

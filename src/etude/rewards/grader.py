@@ -18,6 +18,7 @@ _TESTS = "/tests"
 _RESULTS = "/logs/verifier"
 _MAX_TEST_FILES = 10_000
 _MAX_TEST_BYTES = 256 << 20
+_MAX_REMEMBERED_TASKS = 1000
 _MAX_OUTPUT_BYTES = 256 << 10
 _LOG_CHARS = 4000
 _FILE_TOOLS_TIMEOUT_S = 20.0
@@ -115,6 +116,8 @@ class HarborGrader:
     def _read_tests(self, task: Task) -> _Tests:
         key = (task.digest, task.path)
         if key not in self._tests:
+            if len(self._tests) >= _MAX_REMEMBERED_TASKS:
+                self._tests.clear()
             self._tests[key] = _read_tests(Path(task.path, "tests"))
         return self._tests[key]
 
