@@ -37,6 +37,7 @@ def test_the_instructions_that_place_files_and_set_values_are_followed(make_task
         ("COPY missing /app/", "does not exist"),
         ("COPY app/link /app/", "symbolic link"),
         ("COPY app/folder/x /app/", "symbolic link"),
+        ("COPY app/whole /app/", "not a regular file"),
         ("COPY app /app/../..", "not a path"),
         ("COPY --from=build /x /y", "--chown"),
         ("COPY onlyone", "a source and a destination"),
@@ -53,6 +54,8 @@ def test_what_cannot_be_followed_is_refused_by_file_and_line(make_task, tmp_path
     (tmp_path / "secret").write_text("s")
     (tmp_path / "task/environment/app/link").symlink_to(tmp_path / "secret")
     (tmp_path / "task/environment/app/folder").symlink_to(tmp_path)
+    (tmp_path / "task/environment/app/whole").mkdir()
+    (tmp_path / "task/environment/app/whole/folder").symlink_to(tmp_path)
     (tmp_path / "x").write_text("x")
     with pytest.raises(TaskError, match="Dockerfile:3: ") as refused:
         read_image(task)

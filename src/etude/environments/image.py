@@ -146,8 +146,9 @@ class _Reader:
         if any(part.is_symlink() for part in (path, *path.parents) if part.is_relative_to(self._context)):
             self._refuse(f"{source!r} is or passes a symbolic link")
         if path.is_dir():
-            for folder, _, names in os.walk(path):
-                for name in sorted(names):
+            for folder, folders, names in os.walk(path):
+                # A link to a directory counts as a file here, to be refused and not to be left out.
+                for name in sorted((*names, *(name for name in folders if Path(folder, name).is_symlink()))):
                     file = Path(folder, name)
                     self._add(file, target / file.relative_to(path).as_posix())
         elif path.is_file():
