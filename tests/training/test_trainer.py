@@ -14,6 +14,7 @@ from etude.config import AlgorithmSection, SamplingSection, TrainerSection
 from etude.errors import ConfigError, PolicyError, RunError, StoreError
 from etude.policy.files import random_policy
 from etude.policy.shape import PolicyShape
+from etude.telemetry.metrics import find
 from etude.training.checkpoint import POLICY_FILE, checkpoint, restore
 from etude.training.gradients import add_gradients, recipe_of
 from etude.training.trainer import Trainer, TrainerPlan
@@ -31,6 +32,8 @@ RULES = SampleRules(
     temperature=1.0,
     needs_support=True,
 )
+
+TIMINGS = {"trainer/tokens_per_s", "trainer/step_s"}
 
 
 def make_trainer(*, row_tokens=4096, loss="sc_mis", steps=0, **optimizer):
@@ -65,7 +68,8 @@ def test_the_gradient_does_not_depend_on_packing_or_on_how_groups_arrive(loss):
     assert first.loss == pytest.approx(second.loss, rel=1e-6)
     assert first.tokens_trained == second.tokens_trained
     for name, value in first.metrics.items():
-        assert second.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
+        if name not in TIMINGS:
+            assert second.metrics[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
 
 
 def test_the_step_is_divided_by_all_its_tokens_and_not_per_call():
@@ -168,7 +172,8 @@ def test_a_restored_trainer_continues_bit_for_bit():
         trainer.forward_backward(GROUPS)
     first, second = original.optim_step(), resumed.optim_step()
     assert first.loss == second.loss
-    assert first.metrics == second.metrics
+    for name in first.metrics.keys() - TIMINGS:
+        assert first.metrics[name] == second.metrics[name], name
     for name, tensor in original.tensors().items():
         assert torch.equal(tensor, resumed.tensors()[name]), name
 
@@ -211,7 +216,8 @@ def test_the_report_locates_mismatch_by_pool_and_measures_staleness():
     trainer = make_trainer(steps=1)
     trainer.forward_backward(GROUPS)
     metrics = trainer.optim_step().metrics
-    assert {"mismatch/fp32/k3_nats", "mismatch/fp8/k3_nats", "mismatch/k1_nats"} <= set(metrics)
+    assert {"mismatch/k3/fp32", "mismatch/k3/fp8", "mismatch/k1_nats"} <= set(metrics)
+    assert all(find(name) for name in metrics)
     assert metrics["staleness/max_versions"] == 1.0
     assert metrics["mismatch/k3_nats"] >= 0.0
     assert 0.0 <= metrics["router/replaced_fraction"] <= 1.0

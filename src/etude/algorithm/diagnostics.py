@@ -37,9 +37,9 @@ def diagnose(record: TokenRecord, *, version: int, pool_names: Sequence[str]) ->
     """
     if not len(record.log_ratio):
         return {}
-    metrics = _mismatch("mismatch", record.log_ratio)
+    metrics = _mismatch(record.log_ratio.double())
     for index, name in enumerate(pool_names):
-        metrics |= _mismatch(f"mismatch/{name}", record.log_ratio[record.pools == index], brief=True)
+        metrics |= _mismatch_of(name, record.log_ratio[record.pools == index].double())
     metrics |= _ratios(record.log_ratio, record.weight) | _centring(record)
     lag = (version - record.versions).double()
     return metrics | {
@@ -49,18 +49,25 @@ def diagnose(record: TokenRecord, *, version: int, pool_names: Sequence[str]) ->
     }
 
 
-def _mismatch(prefix: str, log_ratio: Tensor, *, brief: bool = False) -> dict[str, float]:
-    if not len(log_ratio):
-        return {}
-    x = log_ratio.double()
-    metrics = {f"{prefix}/k1_nats": -x.mean().item(), f"{prefix}/k3_nats": (x.expm1() - x).mean().item()}
-    if brief:
-        return metrics | {f"{prefix}/abs_p99_nats": _quantile(x.abs(), 0.99)}
+def _mismatch(x: Tensor) -> dict[str, float]:
     size = x.abs()
-    return metrics | {
-        f"{prefix}/abs_mean_nats": size.mean().item(),
-        f"{prefix}/abs_p99_nats": _quantile(size, 0.99),
-        f"{prefix}/abs_max_nats": size.max().item(),
+    return {
+        "mismatch/k1_nats": -x.mean().item(),
+        "mismatch/k3_nats": (x.expm1() - x).mean().item(),
+        "mismatch/abs_mean_nats": size.mean().item(),
+        "mismatch/abs_p99_nats": _quantile(size, 0.99),
+        "mismatch/abs_max_nats": size.max().item(),
+    }
+
+
+def _mismatch_of(pool: str, x: Tensor) -> dict[str, float]:
+    if not len(x):
+        return {}
+    return {
+        f"mismatch/k1/{pool}": -x.mean().item(),
+        f"mismatch/k3/{pool}": (x.expm1() - x).mean().item(),
+        f"mismatch/abs_p99/{pool}": _quantile(x.abs(), 0.99),
+        f"mismatch/tokens_count/{pool}": float(len(x)),
     }
 
 
@@ -72,6 +79,7 @@ def _ratios(log_ratio: Tensor, weight: Tensor) -> dict[str, float]:
         "ratio/max": x.max().exp().item(),
         "ratio/p01": math.exp(_quantile(x, 0.01)),
         "ratio/p99": math.exp(_quantile(x, 0.99)),
+        "ratio/chi2": (x.mul(2).exp().mean() - 1).item(),
         "ratio/ess_fraction": (w.sum() ** 2 / (len(w) * (w**2).sum() + _TINY)).item(),
         "ratio/masked_low_fraction": (masked & (x < 0)).double().mean().item(),
         "ratio/masked_high_fraction": (masked & (x > 0)).double().mean().item(),

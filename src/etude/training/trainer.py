@@ -110,19 +110,24 @@ class Trainer:
         norm = self.optimizer.update(step=self.step + 1, divisor=float(trained))
         self.step += 1
         self.version += 1
+        loss = pending.loss_sum / trained
+        seconds = pending.seconds + time.perf_counter() - started
         metrics = pending.metrics(version=self.version - 1) | {
+            "trainer/loss": loss,
             "trainer/grad_norm": norm,
             "trainer/lr": self.optimizer.rate(self.step),
+            "trainer/tokens_per_s": pending.row_tokens / seconds,
+            "trainer/step_s": seconds,
         }
         return StepReport(
             step=self.step,
             version=self.version,
-            loss=pending.loss_sum / trained,
+            loss=loss,
             num_groups=len(pending.group_ids),
             num_samples=pending.num_samples,
             tokens_trained=trained,
             metrics=metrics,
-            seconds=pending.seconds + time.perf_counter() - started,
+            seconds=seconds,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -149,6 +154,7 @@ class Trainer:
     def _add(self, batch: MicroBatch) -> None:
         result = add_gradients(self.decoder, batch, self._recipe)
         pending = self._pending
+        pending.row_tokens += len(batch.token_ids)
         pending.loss_sum += result.loss_sum
         pending.replaced += result.replaced
         pending.replayed += result.replayed
@@ -162,6 +168,7 @@ class _Pending:
         self.group_ids: set[str] = set()
         self.account = TokenAccount()
         self.num_samples = 0
+        self.row_tokens = 0
         self.rewards: list[tuple[float, ...]] = []
         self.loss_sum = 0.0
         self.replaced = 0
@@ -194,6 +201,9 @@ class _Pending:
             metrics["router/replaced_fraction"] = self.replaced / self.replayed
         return metrics | {
             "tokens/drawn": float(self.account.drawn),
+            "tokens/trained": float(self.account.trained),
+            "trainer/groups_count": float(len(self.group_ids)),
+            "trainer/samples_count": float(self.num_samples),
             "reward/mean": sum(rewards) / len(rewards),
             "reward/equal_groups_fraction": len(equal) / len(self.rewards),
         }
