@@ -38,6 +38,6 @@ clean: ## Remove all that was made, except runs/
 	@scripts/install train
 	@touch $@
 
-.venv/dev: .venv/train
+.venv/dev: pyproject.toml constraints.txt
 	@scripts/install train,dev
-	@touch $@
+	@touch .venv/train $@

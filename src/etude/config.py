@@ -1,15 +1,11 @@
 """The configuration of a run: typed, closed (unknown keys are refused), with a docstring per field.
 
-Pure data, and how a mistake in it is explained: files, overrides and provenance live in `runtime.settings`.
+Pure data: `problems` explains a mistake in it; files, overrides and provenance live in `runtime.settings`.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Literal
 
-import msgspec
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -33,16 +29,25 @@ class ShapeSection(Section):
     """Size of a policy that is made from nothing; ignored when `policy.path` is set."""
 
     vocab: PositiveInt = 512
+    """Token ids; the tokenizer that `pretrain` trains has this many at most."""
     hidden: PositiveInt = 128
+    """Width of the residual stream."""
     layers: PositiveInt = 4
+    """Decoder blocks."""
     heads: PositiveInt = 4
+    """Query heads."""
     kv_heads: PositiveInt = 2
+    """Key and value heads; each serves heads / kv_heads query heads."""
     head_dim: PositiveInt = 32
+    """Width of a head."""
     experts: PositiveInt = 8
     """Experts per layer; 1 makes a dense model."""
     experts_per_token: PositiveInt = 2
+    """Experts that a token is routed to."""
     expert_hidden: PositiveInt = 128
+    """Width inside an expert."""
     context: PositiveInt = 1024
+    """Longest sequence, prompt and answer together, in tokens."""
 
     @model_validator(mode="after")
     def _choices_fit(self) -> "ShapeSection":
@@ -63,6 +68,7 @@ class PolicySection(Section):
     renderer: Literal["auto", "chatml", "chatml-compact"] = "auto"
     """How messages become tokens; `auto` reads it from the model directory."""
     shape: ShapeSection = ShapeSection()
+    """Size of a policy made from nothing."""
 
 
 class TasksSection(Section):
@@ -75,13 +81,16 @@ class TasksSection(Section):
     family: Literal["", "pyfix"] = ""
     """Generate the tasks into the run directory instead of reading them."""
     num_train: PositiveInt = 300
+    """Training tasks that a family generates."""
     num_heldout: PositiveInt = 60
+    """Held-out tasks that a family generates; no module text is shared with a training task."""
 
 
 class EnvironmentSection(Section):
     """Sandboxes."""
 
     backend: Literal["local"] = "local"
+    """What sandboxes are made of; `local` uses the namespaces of this host."""
     require: tuple[str, ...] = ("process_isolated", "filesystem_isolated", "network_isolated")
     """Capabilities without which the run refuses to start; an empty list accepts whatever the host can do."""
     concurrency: PositiveInt = 16
@@ -96,6 +105,7 @@ class HarnessSection(Section):
     files: str = ""
     """Directory placed read-only at /opt/harness; empty: the built-in mini harness."""
     env: dict[str, str] = {}
+    """Environment variables of the harness, added to those of the sandbox."""
     max_calls: PositiveInt = 12
     """Model calls per session; the next one is refused and the rollout counts as truncated."""
     max_session_tokens: PositiveInt = 4096
@@ -106,7 +116,9 @@ class SamplingSection(Section):
     """The distribution that tokens are drawn from; harnesses cannot change it."""
 
     temperature: PositiveFloat = 1.0
+    """Divides the logits before truncation."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.97
+    """Keeps the most likely tokens that together have this probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0, le=1024)] = 64
     """0 keeps the whole vocabulary."""
     max_tokens: PositiveInt = 128
@@ -117,20 +129,26 @@ class PoolSection(Section):
     """Samplers that share engine, precision and place."""
 
     name: str
+    """How metrics and logs call the pool."""
     engine: Literal["torch"] = "torch"
+    """Decoding loop; `torch` is built in."""
     view: Literal["fp32", "bf16", "fp8"] = "fp32"
     """Precision in which the pool holds a version; `fp8` rounds each weight row to float8_e4m3 with a scale per row."""
     replicas: PositiveInt = 1
+    """Sampler processes."""
     max_batch: PositiveInt = 32
     """Requests decoded together."""
     threads: PositiveInt = 1
+    """CPU threads of each process."""
 
 
 class RolloutSection(Section):
     """How attempts are played."""
 
     group_size: Annotated[int, Field(ge=2)] = 8
+    """Attempts at one task, which share a baseline."""
     groups_per_step: PositiveInt = 8
+    """Groups of one optimizer step."""
     max_staleness: Annotated[int, Field(ge=0)] = 2
     """Versions between the oldest weights a group may have been drawn with and those it is trained into."""
     min_survivors: Annotated[int, Field(ge=2)] = 2
@@ -143,14 +161,19 @@ class AlgorithmSection(Section):
     """Advantages and loss; see docs/algorithm.md."""
 
     loss: Literal["sc_mis", "mis", "ipo", "cispo", "tis", "grpo"] = "sc_mis"
+    """How log-probabilities and advantages become a loss."""
     advantage: Literal["centred", "standardised"] = "centred"
     """`centred` uses leave-one-out for partial groups; `standardised` divides by the group's deviation."""
     mis_low: PositiveFloat = 0.5
+    """Tokens whose importance ratio is below it are masked in `mis` and `sc_mis`."""
     mis_high: PositiveFloat = 5.0
+    """Tokens whose importance ratio is above it are masked in `mis` and `sc_mis`."""
     ratio_cap: PositiveFloat = 2.0
     """Upper bound of the importance ratio in `tis`; `cispo` uses `mis_high`."""
     ipo_epsilon: PositiveFloat = 0.1
+    """Tokens whose probability differs by more between trainer and sampler are masked in `ipo`."""
     clip_low: PositiveFloat = 0.2
+    """How far below 1 the ratio of `grpo` may fall before it is clipped."""
     clip_high: PositiveFloat = 0.28
     """Bounds of `grpo`'s clipped ratio."""
     replay_support: bool = True
@@ -165,29 +188,41 @@ class OptimizerSection(Section):
     """AdamW on fp32 master weights."""
 
     lr: PositiveFloat = 1e-3
+    """Learning rate after the warm-up."""
     beta1: Fraction = 0.9
+    """Decay of the mean of gradients."""
     beta2: Fraction = 0.98
+    """Decay of the mean of squared gradients."""
     eps: PositiveFloat = 1e-8
+    """Added to the root of the mean of squared gradients."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """Share of a weight that one step takes away, times `lr`."""
     grad_clip: PositiveFloat = 1.0
+    """Longest gradient, as an L2 norm over all tensors."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the learning rate rises linearly."""
 
 
 class TrainerSection(OptimizerSection):
     """The RL stage."""
 
     steps: PositiveInt = 20
+    """Optimizer steps of the run."""
     row_tokens: PositiveInt = 4096
     """Tokens per packed micro-batch."""
     threads: PositiveInt = 1
+    """CPU threads."""
 
 
 class PretrainSection(OptimizerSection):
     """Next-token training on the task family's sources."""
 
     tokens: PositiveInt = 1_000_000
+    """Tokens to train on."""
     batch_tokens: PositiveInt = 4096
+    """Tokens of one optimizer step."""
     threads: PositiveInt = 2
+    """CPU threads."""
     documents: PositiveInt = 4000
     """Source documents generated for it, none of them from a held-out task."""
 
@@ -196,11 +231,15 @@ class SftSection(OptimizerSection):
     """Next-token training on scripted demonstrations of mixed quality."""
 
     demonstrations: PositiveInt = 200
+    """Scripted sessions to train on."""
     good_share: Fraction = 0.4
     """Share of demonstrations that repair the module; the others make a typical mistake."""
     epochs: PositiveInt = 2
+    """Times that each is trained on."""
     batch_tokens: PositiveInt = 4096
+    """Tokens of one optimizer step."""
     threads: PositiveInt = 2
+    """CPU threads."""
 
 
 class EvalSection(Section):
@@ -227,6 +266,7 @@ class CheckpointSection(Section):
     every: PositiveInt = 5
     """Optimizer steps between checkpoints."""
     keep: PositiveInt = 2
+    """Newest checkpoints that are kept."""
 
 
 class RunConfig(Section):
@@ -277,84 +317,3 @@ class RunConfig(Section):
             msg = "tasks: set either family or train, not both"
             raise ValueError(msg)
         return self
-
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong with what a user wrote."""
-
-    key: str
-    """Dotted, such as `pools.0.view`; empty when the problem is between several keys."""
-    message: str
-
-
-def checked(model: type[Model], data: Mapping[str, object]) -> Model:
-    """Build a model from what a TOML file holds, without turning one type into another.
-
-    Raises:
-        ValidationError: For `explain`.
-    """
-    # Strict and through JSON: arrays become tuples, but "5" is no number and true is not 1.
-    return model.model_validate_json(json.dumps(data, default=str), strict=True)
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
-    """Return every problem that pydantic found, each on one line and with the full dotted key."""
-    problems: list[Problem] = []
-    for item in error.errors(include_url=False):
-        loc = item["loc"]
-        key = ".".join(str(part) for part in loc)
-        if item["type"] == "extra_forbidden":
-            guess = suggestion(model, loc)
-            message = f"unknown key; did you mean {guess}?" if guess else "unknown key"
-        elif item["type"] == "missing":
-            message = "is required"
-        elif item["type"] == "json_invalid":
-            message = "holds text that is not UTF-8, or tables nested too deeply"
-        elif item["type"] == "value_error":
-            message = item["msg"].removeprefix("Value error, ")
-            key = "" if key and message.startswith(key) else key
-        else:
-            shown = json.dumps(item["input"], default=str)
-            message = f"{item['msg'].replace('Input should', 'must')}, got {shown[:60]}"
-        problems.append(Problem(key=key, message=message))
-    return problems
-
-
-def suggestion(model: type[BaseModel], loc: Sequence[str | int]) -> str | None:
-    """Return the dotted key that was probably meant by an unknown one, if any is close."""
-    *above, last = loc
-    section = _section_at(model, above)
-    siblings = list(section.model_fields) if section else []
-    if close := get_close_matches(str(last), siblings, n=1):
-        return ".".join(str(part) for part in (*above, close[0]))
-    everything = list(known_keys(model))
-    elsewhere = [key for key in everything if key.rpartition(".")[2] == last]
-    written = ".".join(str(part) for part in loc)
-    return next(iter(elsewhere or get_close_matches(written, everything, n=1, cutoff=0.75)), None)
-
-
-def known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted key of every field and table; entries of a list of tables have index 0."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        if section := section_of(field.annotation):
-            is_list = get_origin(field.annotation) in (tuple, list)
-            yield from known_keys(section, f"{prefix}{name}.0." if is_list else f"{prefix}{name}.")
-
-
-def section_of(annotation: Any) -> type[BaseModel] | None:  # noqa: ANN401 - annotations have no common type
-    """Return the table's model within a field's annotation, if the field is a table or a list of them."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next(filter(None, map(section_of, get_args(annotation))), None)
-
-
-def _section_at(model: type[BaseModel] | None, loc: Sequence[str | int]) -> type[BaseModel] | None:
-    for part in loc:
-        if model and isinstance(part, str):
-            field = model.model_fields.get(part)
-            model = section_of(field.annotation) if field else None
-    return model

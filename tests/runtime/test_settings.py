@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.config import RunConfig, known_keys
+from etude.config import RunConfig
 from etude.errors import ConfigError
+from etude.problems import known_keys
 from etude.runtime.settings import json_schema, load_settings, resolved_toml
 from etude.runtime.toml import leaves, to_toml
 

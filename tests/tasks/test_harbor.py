@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.config import known_keys
 from etude.errors import TaskError
+from etude.problems import known_keys
 from etude.tasks import harbor, tree
 from etude.tasks.dockerfile import read_dockerfile
 from etude.tasks.harbor import examine, load_task, load_tasks

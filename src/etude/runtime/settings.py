@@ -8,8 +8,9 @@ from typing import cast, get_args, get_origin
 import msgspec
 from pydantic import BaseModel, ValidationError
 
-from etude.config import RunConfig, checked, explain
+from etude.config import RunConfig
 from etude.errors import ConfigError
+from etude.problems import checked, explain
 from etude.runtime.toml import Table, is_list_of_tables, is_table, leaves, to_toml
 
 ENV_PREFIX = "ETUDE__"

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationError, field_validator
 
-from etude.config import Section, checked, explain
+from etude.config import Section
+from etude.problems import checked, explain
 from etude.tasks.finding import Finding
 
 DEFAULT_TIMEOUT_S = 600.0
