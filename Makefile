@@ -23,7 +23,7 @@ check: .venv/dev ## Format, lint, types, import contracts, tests, documentation
 	@scripts/check
 
 docs: .venv/dev ## Write the generated pages anew and build the documentation into site/
-	@.venv/bin/python scripts/docs
+	@.venv/bin/python scripts/docs.py
 	@.venv/bin/zensical build --strict
 
 bench: .venv/dev ## Run every benchmark

@@ -120,9 +120,9 @@ class SamplingSection(Section):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 0.97
     """Keeps the most likely tokens that together have this probability; 1 keeps all."""
     top_k: Annotated[int, Field(ge=0, le=1024)] = 64
-    """0 keeps the whole vocabulary."""
+    """Keeps this many of the most likely tokens; 0 keeps the whole vocabulary."""
     max_tokens: PositiveInt = 128
-    """Per call."""
+    """Drawn tokens per call."""
 
 
 class PoolSection(Section):
@@ -175,7 +175,7 @@ class AlgorithmSection(Section):
     clip_low: PositiveFloat = 0.2
     """How far below 1 the ratio of `grpo` may fall before it is clipped."""
     clip_high: PositiveFloat = 0.28
-    """Bounds of `grpo`'s clipped ratio."""
+    """How far above 1 it may rise."""
     replay_support: bool = True
     """Normalise the trainer's log-probabilities over the support that the sampler drew from."""
     replay_experts: bool = True
@@ -246,7 +246,7 @@ class EvalSection(Section):
     """Pass rate on the held-out tasks."""
 
     attempts: PositiveInt = 4
-    """Per task."""
+    """Attempts at each task."""
 
 
 class WeightsSection(Section):
