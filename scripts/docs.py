@@ -4,6 +4,7 @@ With --check nothing is written: the exit code is 1 when a page differs from wha
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -142,8 +143,8 @@ def _commands(
 def design_page() -> str:
     """Return a list of the notes, by number."""
     notes = sorted((DOCS / "design").glob("[0-9]*.md"))
-    headings = [(note.name, note.read_text().partition("\n")[0].removeprefix("# ")) for note in notes]
-    return DESIGN + "".join(f"- [{heading}]({name})\n" for name, heading in headings)
+    titles = [(note.name, re.sub(r"^# \d+:? ", "", note.read_text().partition("\n")[0])) for note in notes]
+    return DESIGN + "".join(f"- [{name[:4]} {title}]({name})\n" for name, title in titles)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 # pyright: basic
 """The control plane starts without what only the trainer and the samplers need."""
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -47,6 +49,35 @@ def control_plane() -> list[str]:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (contract,) = [contract for contract in contracts if contract["name"].startswith("The control plane")]
     return contract["source_modules"]
+
+
+def imported(path: Path) -> set[str]:
+    """Return the packages that a file imports anywhere, those for type checkers only included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"etude"}
+
+
+def required(project: dict, *extras: str) -> set[str]:
+    """Return the packages that the core and these extras install by name."""
+    lines = project["dependencies"] + [line for extra in extras for line in project["optional-dependencies"][extra]]
+    return {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+
+
+def test_whatever_is_imported_is_required_by_the_core_or_by_the_extra_that_runs_it():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    light = {name.split(".")[1] for name in control_plane()}
+    undeclared = {}
+    for path in (ROOT / "src" / "etude").rglob("*.py"):
+        room = path.relative_to(ROOT / "src" / "etude").parts[0].removesuffix(".py")
+        allowed = required(project) if room in light | {"cli"} else required(project, "train")
+        if missing := imported(path) - allowed:
+            undeclared[str(path.relative_to(ROOT))] = missing
+    assert not undeclared
 
 
 def test_importing_the_control_plane_loads_nothing_heavy():
