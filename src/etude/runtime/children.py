@@ -1,0 +1,113 @@
+"""Processes that a run starts: they say when they are ready, and end with it."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from etude.errors import RunError
+
+READY = "ready "
+"""A child prints this and its URL on standard output once it serves."""
+
+_TAIL_BYTES = 2000
+_GRACE_S = 10.0
+
+
+class Child:
+    """One running process."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.url = ""
+        self._process = process
+        self._log = log
+
+    @property
+    def process_id(self) -> int:
+        """Of the operating system."""
+        return self._process.pid
+
+    async def watch(self) -> None:
+        """Wait until the process ends, which it should not, and raise `RunError` with the end of its log."""
+        code = await self._process.wait()
+        raise RunError(self._obituary(f"ended with exit code {code}"))
+
+    async def wait_until_ready(self, timeout_s: float) -> None:
+        """Read the child's URL; raise `RunError` when it ends first or takes longer than `timeout_s`."""
+        assert self._process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for line in self._process.stdout:
+                    text = line.decode("utf-8", "replace").strip()
+                    if text.startswith(READY):
+                        self.url = text.removeprefix(READY)
+                        return
+        except TimeoutError as error:
+            raise RunError(self._obituary(f"did not come up within {timeout_s:.0f} s")) from error
+        code = await self._process.wait()
+        raise RunError(self._obituary(f"ended with exit code {code} before it was ready"))
+
+    async def stop(self) -> None:
+        """Close the child's standard input, which asks it to end; kill it when it does not."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def _obituary(self, what: str) -> str:
+        tail = self._log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip() if self._log.is_file() else ""
+        last = tail.splitlines()[-1] if tail else "nothing"
+        return f"the {self.name} {what}; its last words were: {last} (all of them are in {self._log})"
+
+
+@asynccontextmanager
+async def child(
+    name: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str]
+) -> AsyncGenerator[Child]:
+    """Run `etude <arguments>` and yield it while it starts; it is stopped at the end of the block.
+
+    Its standard input is a pipe that this process holds: when this process dies, however it does, the pipe closes and
+    the child ends by itself.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "etude.cli.main",
+            *arguments,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=output,
+            env=environment,
+            # Ctrl-C in a terminal reaches the whole group: the run decides what it means for its children.
+            start_new_session=True,
+        )
+    started = Child(name, process, log)
+    try:
+        yield started
+    finally:
+        await asyncio.shield(started.stop())
+
+
+async def parent_gone() -> None:
+    """Return when standard input closes: the process that started this one has ended, or wants it to."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while await reader.read(1024):
+        pass
+
+
+def say_ready(url: str) -> None:
+    """Tell the parent where this process serves."""
+    sys.stdout.write(f"{READY}{url}\n")
+    sys.stdout.flush()

@@ -1,0 +1,133 @@
+"""A run is a directory: where its parts lie, and how the parts that need a file system get one."""
+
+import hashlib
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from etude.config import RunConfig
+from etude.errors import ConfigError, ObjectMissingError
+from etude.interfaces import ObjectStore
+from etude.runtime.settings import Settings, resolved_toml
+from etude.store.opening import open_store
+
+CONFIG_KEY = "run.toml"
+SUMMARY_KEY = "summary.json"
+POLICY_STAGES = ("sft", "pretrain")
+"""Stages that leave a policy, the one to start from first."""
+
+
+class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One evaluation in summary.json."""
+
+    pass_rate: float | None
+    attempts: int
+    """Per task."""
+    tasks: int
+    interval: tuple[float, float]
+    version: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """summary.json: what a run came to so far; a stage that is named here is done."""
+
+    seed: int
+    seconds: float = 0.0
+    """Of all stages, over all the times that the command was started."""
+    stages: dict[str, float] = {}
+    eval: dict[str, EvalSummary] = {}
+    """`before` training and `after`."""
+
+
+class RunDirectory:
+    """The run directory of one URL."""
+
+    def __init__(self, url: str, store: ObjectStore) -> None:
+        self.url = url
+        self.store = store
+        path = url.removeprefix("file://")
+        self._is_local = "://" not in path
+        name = hashlib.sha256(url.encode()).hexdigest()[:16]
+        self.local = Path(path).absolute() if self._is_local else _cache() / "runs" / name
+        """A local directory: the run directory itself, or this machine's copy of what needs files."""
+
+    @classmethod
+    def open(cls, url: str) -> "RunDirectory":
+        """Return the run directory at `url`, which need not exist yet."""
+        return cls(url, open_store(url))
+
+    async def adopt(self, settings: Settings) -> None:
+        """Write run.toml, or check that the run which is there was started with a configuration that fits.
+
+        Raises:
+            ConfigError: The directory belongs to a run with another policy, task set or seed.
+        """
+        text = resolved_toml(settings)
+        try:
+            written = await self.store.get(CONFIG_KEY)
+        except ObjectMissingError:
+            await self.store.put(CONFIG_KEY, text.encode())
+            return
+        fixed = ("policy", "tasks", "run")
+        before, now = tomllib.loads(written.decode()), tomllib.loads(text)
+        different = [name for name in fixed if before.get(name) != now.get(name)]
+        if different:
+            changed = ", ".join(f"[{name}]" for name in different)
+            msg = f"{self.url} holds a run whose {changed} differ from this configuration: choose another run.url"
+            raise ConfigError(msg)
+        await self.store.put(CONFIG_KEY, text.encode())
+
+    async def config(self) -> RunConfig:
+        """Return the configuration that the run was started with."""
+        text = (await self.store.get(CONFIG_KEY)).decode()
+        return RunConfig.model_validate_json(json.dumps(tomllib.loads(text)))
+
+    async def summary(self, *, seed: int) -> Summary:
+        """Return what is done so far."""
+        try:
+            return msgspec.json.decode(await self.store.get(SUMMARY_KEY), type=Summary)
+        except ObjectMissingError:
+            return Summary(seed=seed)
+
+    async def write_summary(self, summary: Summary) -> None:
+        """Replace summary.json."""
+        await self.store.put(SUMMARY_KEY, msgspec.json.format(msgspec.json.encode(summary), indent=2))
+
+    async def upload(self, directory: Path, prefix: str) -> None:
+        """Put the files of a local directory under a prefix of the run."""
+        for path in sorted(directory.iterdir()):
+            if self.local / prefix / path.name != path:
+                await self.store.put(f"{prefix}/{path.name}", path.read_bytes())
+
+    async def fetch(self, prefix: str) -> Path:
+        """Return a local directory with the files directly under a prefix; empty when there are none."""
+        directory = self.local / prefix
+        if not self._is_local:
+            directory.mkdir(parents=True, exist_ok=True)
+            for key in await self.store.list(f"{prefix}/"):
+                name = key.removeprefix(f"{prefix}/")
+                if "/" not in name:
+                    (directory / name).write_bytes(await self.store.get(key))
+        return directory
+
+    async def starting_policy(self, config: RunConfig) -> Path:
+        """Return the model directory that RL starts from: the newest stage's, else `policy.path`.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        for stage in POLICY_STAGES:
+            directory = await self.fetch(f"policy/{stage}")
+            if (directory / "config.json").is_file():
+                return directory
+        if config.policy.path:
+            return Path(config.policy.path)
+        msg = f"{self.url} has no policy yet: run etude pretrain and etude sft first, or set policy.path to a directory"
+        raise ConfigError(msg)
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "etude"

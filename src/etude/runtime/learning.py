@@ -1,0 +1,110 @@
+"""The stages before rollouts: `pretrain` makes a policy from nothing, `sft` teaches it the harness's format."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from etude.config import OptimizerSection, RunConfig
+from etude.errors import ConfigError
+from etude.interfaces import MetricSink
+from etude.policy.decoder import Decoder
+from etude.policy.files import load_policy, save_policy
+from etude.policy.initial import initial_policy
+from etude.policy.shape import PolicyShape
+from etude.runtime.corpus import RENDERER, corpus_problems, family_tokenizer, pretrain_rows, sft_rows
+from etude.runtime.directory import RunDirectory
+from etude.telemetry.console import Console
+from etude.training.supervised import Document, SupervisedStep, train_supervised
+
+_EVERY_STEPS = 20
+"""Optimizer steps per row of metrics."""
+
+
+async def pretrain(run: RunDirectory, config: RunConfig, sink: MetricSink, console: Console) -> None:
+    """Train a policy from nothing and leave it at policy/pretrain.
+
+    Raises:
+        ConfigError: There is nothing to pretrain on, or a model directory is configured already.
+    """
+    if config.policy.path:
+        msg = f"policy.path = {config.policy.path!r} is a trained model: leave pretrain out of stages, or unset the path"
+        raise ConfigError(msg)
+    problems = corpus_problems(config)
+    tokenizer = family_tokenizer(problems, config.policy.shape.vocab)
+    decoder = initial_policy(_shape(config, tokenizer), config.run.seed)
+    rows = pretrain_rows(config, problems, tokenizer)
+    torch.set_num_threads(config.pretrain.threads)
+    _learn(decoder, rows, config.pretrain, "pretrain", sink, console)
+    files = {"tokenizer.json": tokenizer.to_str().encode(), "etude.json": json.dumps({"renderer": RENDERER}).encode()}
+    await _leave(run, "pretrain", decoder, files)
+
+
+async def sft(run: RunDirectory, config: RunConfig, sink: MetricSink, console: Console) -> None:
+    """Train on demonstrations from where `pretrain` or `policy.path` left off, and leave the policy at policy/sft."""
+    origin = await run.fetch("policy/pretrain")
+    if not (origin / "config.json").is_file():
+        if not config.policy.path:
+            msg = f"{run.url} has no policy to teach: run etude pretrain first, or set policy.path"
+            raise ConfigError(msg)
+        origin = Path(config.policy.path)
+    decoder = load_policy(origin)
+    tokenizer = Tokenizer.from_file(str(origin / "tokenizer.json"))
+    torch.set_num_threads(config.sft.threads)
+    _learn(decoder, sft_rows(config, tokenizer), config.sft, "sft", sink, console)
+    kept = [path for path in origin.iterdir() if path.suffix in (".json", ".jinja", ".txt") and path.is_file()]
+    weights = {"config.json", "model.safetensors.index.json"}
+    await _leave(run, "sft", decoder, {path.name: path.read_bytes() for path in kept if path.name not in weights})
+
+
+def _learn(
+    decoder: Decoder,
+    rows: list[list[Document]],
+    optimizer: OptimizerSection,
+    stage: str,
+    sink: MetricSink,
+    console: Console,
+) -> None:
+    with console.progress(stage, len(rows)) as advance:
+
+        def on_step(step: SupervisedStep) -> None:
+            advance(1)
+            if step.step % _EVERY_STEPS == 0 or step.step == step.num_steps:
+                sink.record({"stage": stage, "step": step.step, "version": 0, f"{stage}/loss": step.loss})
+
+        train_supervised(decoder, rows, optimizer, on_step=on_step)
+
+
+async def _leave(run: RunDirectory, stage: str, decoder: Decoder, files: dict[str, bytes]) -> None:
+    """Write a stage's model directory, complete or not at all as far as this machine can see."""
+    directory = run.local / "policy" / stage
+    partial = directory.with_name(f"{stage}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    save_policy(decoder, partial, files)
+    shutil.rmtree(directory, ignore_errors=True)
+    partial.rename(directory)
+    await run.upload(directory, f"policy/{stage}")
+
+
+def _shape(config: RunConfig, tokenizer: Tokenizer) -> PolicyShape:
+    size = config.policy.shape
+    dense = size.experts == 1
+    return PolicyShape(
+        model_type="qwen3" if dense else "qwen3_moe",
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        ffn_hidden=size.expert_hidden if dense else size.expert_hidden * size.experts_per_token,
+        experts=0 if dense else size.experts,
+        experts_per_token=0 if dense else size.experts_per_token,
+        expert_hidden=0 if dense else size.expert_hidden,
+        norm_topk=not dense,
+        qk_norm=True,
+        max_context=size.context,
+        eos_token_ids=(tokenizer.token_to_id("<|im_end|>"),),
+    )

@@ -1,0 +1,77 @@
+"""A sampler's process: the engine, its HTTP service, and the follower that brings new weights."""
+
+import asyncio
+import sys
+
+import torch
+
+from etude.config import PoolSection
+from etude.errors import RunError, StoreError
+from etude.policy.files import load_shape
+from etude.runtime.children import parent_gone, say_ready
+from etude.runtime.directory import RunDirectory
+from etude.sampling.decode_loop import Held
+from etude.sampling.engines.torch_engine import TorchEngine
+from etude.sampling.sampler import EngineSampler
+from etude.sampling.service import serving
+from etude.telemetry.clock import SystemClock
+from etude.weights.follower import Follower, StagedVersion
+
+_FIRST_WEIGHTS_S = 60.0
+
+
+async def serve_sampler(url: str, pool_name: str, index: int) -> None:
+    """Serve one replica of a pool until the parent process is gone."""
+    run = RunDirectory.open(url)
+    config = await run.config()
+    pool = next(pool for pool in config.pools if pool.name == pool_name)
+    torch.set_num_threads(pool.threads)
+    follower = Follower(run.store, clock=SystemClock(), poll_s=config.weights.poll_s)
+    first = await _first_weights(follower)
+    engine = TorchEngine(
+        load_shape(await run.starting_policy(config)), first.tensors, view=pool.view, max_batch=pool.max_batch
+    )
+    sampler = EngineSampler(
+        engine,
+        sampler_id=f"{pool.name}-{index}",
+        pool=pool.name,
+        view=pool.view,
+        held=Held(lineage=first.lineage, version=first.version, digest=first.digest),
+    )
+    del first
+    await _serve(sampler, follower, pool)
+
+
+async def _serve(sampler: EngineSampler, follower: Follower, pool: PoolSection) -> None:
+    async with sampler, serving(sampler) as address:
+        following = asyncio.create_task(_follow(sampler, follower), name=f"follow {pool.name}")
+        watching = asyncio.create_task(sampler.watch(), name="engine")
+        say_ready(address)
+        leaving = asyncio.create_task(parent_gone(), name="parent")
+        done, pending = await asyncio.wait({following, watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        for task in done:
+            task.result()
+
+
+async def _first_weights(follower: Follower) -> StagedVersion:
+    """Return the newest version, waiting for the trainer to publish it."""
+    try:
+        async with asyncio.timeout(_FIRST_WEIGHTS_S):
+            async for staged in follower.staged():
+                return staged
+    except TimeoutError:
+        pass
+    msg = f"waited {_FIRST_WEIGHTS_S:.0f} s for {follower.waiting_for}: is the trainer up?"
+    raise RunError(msg)
+
+
+async def _follow(sampler: EngineSampler, follower: Follower) -> None:
+    """Swap in every new version; while the chain cannot be read the sampler keeps what it has and looks again."""
+    while True:
+        try:
+            await sampler.follow(follower)
+        except StoreError as error:
+            sys.stderr.write(f"cannot follow the weights, keeping the version held: {error}\n")
+            sys.stderr.flush()

@@ -1,0 +1,224 @@
+"""The stages of a run in turn, each on the same run directory; what is done is not done again."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from time import perf_counter
+from typing import Literal
+
+import msgspec
+
+from etude.config import RunConfig
+from etude.dashboard.report import write_report
+from etude.errors import RunError
+from etude.evaluation.suite import EvalPlan, EvalReport, evaluate, report_key
+from etude.runtime.controller import Controller
+from etude.runtime.directory import EvalSummary, RunDirectory
+from etude.runtime.fleet import Fleet, open_fleet, trainer_child
+from etude.runtime.recorder import Recorder
+from etude.runtime.settings import Settings
+from etude.runtime.task_sets import TaskSets, task_sets
+from etude.telemetry.console import Console
+from etude.telemetry.sink import JsonlSink
+from etude.training.client import TrainerClient
+from etude.types import Trajectory
+from etude.weights.reader import read_head
+
+Stage = Literal["pretrain", "sft", "eval", "train"]
+METRICS_PATH = "metrics.jsonl"
+
+
+class Drained(Exception):  # noqa: N818 not an error: the user asked for it
+    """The run was ended in order before it was finished."""
+
+
+class StageRunner:
+    """Runs stages of one run; an async context manager that owns the processes they share."""
+
+    def __init__(self, run: RunDirectory, settings: Settings, console: Console) -> None:
+        self._run = run
+        self._config = settings.config
+        self._settings = settings
+        self._console = console
+        self._stack = AsyncExitStack()
+        self._fleet: Fleet | None = None
+        self._trainer: TrainerClient | None = None
+        self._tasks: TaskSets | None = None
+
+    async def __aenter__(self) -> "StageRunner":
+        self._run.local.mkdir(parents=True, exist_ok=True)
+        await self._run.adopt(self._settings)
+        self._sink = JsonlSink(self._run.local / METRICS_PATH)
+        self._stack.callback(self._sink.close)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    async def run(self, stages: tuple[Stage, ...]) -> None:
+        """Run these stages in turn; an evaluation counts as `before` training or `after` by its place.
+
+        Raises `Drained` when the user ended the run in order.
+        """
+        for place, stage in enumerate(stages):
+            when = "after" if "train" in stages[:place] else "before"
+            await self._run_one(stage, when)
+        await write_report(self._run.store)
+
+    async def evaluate_now(self) -> None:
+        """Evaluate the newest version, whatever was evaluated before."""
+        await self._evaluate(None)
+        await write_report(self._run.store)
+
+    async def _run_one(self, stage: Stage, when: str) -> None:
+        summary = await self._run.summary(seed=self._config.run.seed)
+        if when in summary.eval if stage == "eval" else stage in summary.stages:
+            self._console.note(f"{stage} is done")
+            return
+        started = perf_counter()
+        if stage in ("pretrain", "sft"):
+            # Imported here: these load torch into this process, which the others do without.
+            from etude.runtime import learning  # noqa: PLC0415
+
+            await getattr(learning, stage)(self._run, self._config, self._sink, self._console)
+        elif stage == "eval":
+            await self._evaluate(when)
+        else:
+            await self._train()
+        await self._note_done(f"eval_{when}" if stage == "eval" else stage, perf_counter() - started)
+
+    async def _note_done(self, name: str, seconds: float) -> None:
+        summary = await self._run.summary(seed=self._config.run.seed)
+        stages = {**summary.stages, name: round(summary.stages.get(name, 0.0) + seconds, 2)}
+        await self._run.write_summary(
+            msgspec.structs.replace(summary, stages=stages, seconds=round(sum(stages.values()), 2))
+        )
+        self._console.note(f"{name} took {seconds:.1f} s")
+
+    async def _evaluate(self, when: str | None) -> None:
+        fleet, _ = await self._open()
+        tasks = self._task_sets().heldout
+        version = await _settled_version(self._run, fleet)
+        plan = EvalPlan(
+            attempts=self._config.eval.attempts,
+            seed=self._config.run.seed,
+            concurrency=self._config.environment.concurrency,
+        )
+        with self._console.progress(f"eval of version {version}", len(tasks) * plan.attempts) as advance:
+
+            def told(_: Trajectory) -> None:
+                advance(1)
+
+            report = await evaluate(fleet.player, tasks, plan, version=version, on_trajectory=told)
+        await self._keep(report, when or ("before" if version == 0 else "after"))
+
+    async def _keep(self, report: EvalReport, when: str) -> None:
+        await self._run.store.put(report_key(report.version), msgspec.json.format(msgspec.json.encode(report), indent=1))
+        if not report.is_valid:
+            msg = (
+                f"{report.infra_failures} of {report.attempts * report.tasks} attempts failed for reasons that are not "
+                f"the policy's ({report.failures}); see {self._run.url}/logs and etude show {self._run.url}"
+            )
+            raise RunError(msg)
+        summary = await self._run.summary(seed=self._config.run.seed)
+        measured = EvalSummary(
+            pass_rate=report.pass_rate,
+            attempts=report.attempts,
+            tasks=report.tasks,
+            interval=report.interval,
+            version=report.version,
+        )
+        await self._run.write_summary(msgspec.structs.replace(summary, eval={**summary.eval, when: measured}))
+        self._sink.record(
+            {
+                "stage": "eval",
+                "step": report.version,
+                "version": report.version,
+                "eval/pass_rate": report.pass_rate,
+                "eval/reward_mean": report.mean_reward,
+            }
+        )
+        low, high = report.interval
+        self._console.note(
+            f"version {report.version} passes {report.pass_rate:.1%} of {report.tasks} held-out tasks "
+            f"({report.attempts} attempts each, 95 % interval {low:.1%} to {high:.1%})"
+        )
+
+    async def _train(self) -> None:
+        fleet, trainer = await self._open()
+        controller = Controller(
+            run=self._run,
+            config=self._config,
+            fleet=fleet,
+            trainer=trainer,
+            tasks=self._task_sets().train,
+            sink=self._sink,
+            console=self._console,
+        )
+        with _on_interrupt(controller.drain, self._console):
+            finished = await controller.train()
+        if not finished:
+            raise Drained
+
+    async def _open(self) -> tuple[Fleet, TrainerClient]:
+        """Start the processes that rollouts need, once for all stages."""
+        if self._fleet is None or self._trainer is None:
+            self._console.note("starting the trainer, the samplers and the sandboxes")
+            process = await self._stack.enter_async_context(trainer_child(self._run, self._config))
+            self._trainer = await self._stack.enter_async_context(TrainerClient(process.url))
+            recorder = await self._stack.enter_async_context(Recorder(self._run.store))
+            self._fleet = await self._stack.enter_async_context(open_fleet(self._run, self._config, recorder))
+            self._fleet.children.append(process)
+        return self._fleet, self._trainer
+
+    def _task_sets(self) -> TaskSets:
+        if self._tasks is None:
+            self._tasks = task_sets(self._config, self._run.local)
+        return self._tasks
+
+
+async def _settled_version(run: RunDirectory, fleet: Fleet, *, timeout_s: float = 60.0) -> int:
+    """Return the newest version once every sampler serves it."""
+    head = await read_head(run.store)
+    assert head is not None
+    try:
+        async with asyncio.timeout(timeout_s):
+            while await fleet.served_version(head.lineage) != head.version:
+                await asyncio.sleep(0.05)
+    except TimeoutError as error:
+        msg = f"the samplers do not serve version {head.version} after {timeout_s:.0f} s; see {run.url}/logs/sampler-*.log"
+        raise RunError(msg) from error
+    return head.version
+
+
+@contextmanager
+def _on_interrupt(drain: Callable[[], None], console: Console) -> Generator[None]:
+    """Let the first Ctrl-C drain, and the second one interrupt."""
+    loop = asyncio.get_running_loop()
+
+    def first() -> None:
+        console.note("finishing the step under way, then saving; press Ctrl-C again to stop at once")
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        drain()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, first)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def open_stages(settings: Settings, console: Console) -> AsyncGenerator[StageRunner]:
+    """Open the run directory that the settings name, and what its stages share."""
+    async with StageRunner(RunDirectory.open(settings.config.run.url), settings, console) as runner:
+        yield runner
+
+
+def planned(config: RunConfig) -> tuple[Stage, ...]:
+    """Return the stages of a recipe; a trained model needs no pretraining."""
+    return tuple(stage for stage in config.stages if not (stage == "pretrain" and config.policy.path))
