@@ -1,6 +1,7 @@
 """The commands that work on a run: `run` goes through all stages, the others are one stage each."""
 
 import asyncio
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,9 @@ def serve_trainer(run_url: str) -> None:
 
 def _stages(settings: "Settings", stages: "tuple[Stage, ...]", *, as_json: bool) -> int:
     """Run stages, or evaluate the newest version when there are none; return the exit code."""
+    # Read by the numerical libraries when they are loaded: threads that spin while they wait would take the core from
+    # the run's other processes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from etude.runtime.stages import Drained, open_stages
     from etude.telemetry.console import open_console
 
