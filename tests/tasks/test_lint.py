@@ -150,7 +150,7 @@ def test_a_directory_that_cannot_be_listed_is_a_finding(tmp_path):
 def test_whatever_has_no_errors_can_be_loaded(task, tmp_path):
     family = tmp_path / "family"
     family.mkdir()
-    for problem in islice(pyfix.problems(0), 8):
+    for problem in islice(pyfix.problems("lint"), 8):
         pyfix.write_task(problem, family)
     assert all(finding.severity is Severity.WARNING for finding in lint(family))
     assert len(load_tasks(family)) == 8

@@ -19,7 +19,7 @@ from time import perf_counter
 
 from etude.algorithm.advantages import centred, is_graded, standardised
 from etude.config import RunConfig
-from etude.errors import EtudeError, NoSignalError, RunError
+from etude.errors import NoSignalError, RunError
 from etude.interfaces import MetricSink
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.group import GroupPlan, PlayedGroup
@@ -106,16 +106,6 @@ class Controller:
                 task.cancel()
         return step >= total
 
-    async def wait_until_served(self, version: int) -> None:
-        """Return when every sampler serves a version; raise `RunError` when that takes over two minutes."""
-        try:
-            async with asyncio.timeout(_SERVED_WITHIN_S):
-                while await self._fleet.served_version(self._lineage) != version:
-                    await asyncio.sleep(self._config.weights.poll_s)
-        except TimeoutError as error:
-            msg = f"the samplers do not serve version {version} after {_SERVED_WITHIN_S:.0f} s; see logs/sampler-*.log"
-            raise RunError(msg) from error
-
     async def _open_buffer(self) -> tuple[SlotBuffer, int]:
         """Return the buffer and the step to go on from, with the task source where it was."""
         status = await self._trainer.health()
@@ -129,7 +119,7 @@ class Controller:
             "max_staleness": self._config.rollout.max_staleness,
         }
         checkpoint = await latest_checkpoint(self._run.store)
-        await self.wait_until_served(status.version)
+        await self._fleet.wait_until_served(head)
         if checkpoint is None:
             return SlotBuffer(**shape, version=status.version), status.step
         self._source.restore(checkpoint.cursor)
@@ -214,8 +204,10 @@ class Controller:
                 f"in the last {_HOPELESS_STEPS} steps all attempts at a task got the same reward (mean {reward:.3g}), "
                 f"so there is nothing to learn from. Read some rollouts (etude show {self._run.url}): "
             )
-            hint = "the tasks are solved; take harder ones" if reward > 0 else (
-                "the harness or the tests may be broken, or the tasks too hard for this policy; take easier ones"
+            hint = (
+                "the tasks are solved; take harder ones"
+                if reward > 0
+                else ("the harness or the tests may be broken, or the tasks too hard for this policy; take easier ones")
             )
             raise NoSignalError(msg + hint)
 
@@ -229,8 +221,8 @@ class Controller:
             if served == buffer.version:
                 behind_since = perf_counter()
             if perf_counter() - behind_since > _SERVED_WITHIN_S:
-                msg = f"a sampler still serves version {served}, the trainer is at {buffer.version}; see logs/sampler-*.log"
-                raise RunError(msg)
+                msg = f"a sampler still serves version {served}, but the trainer is at {buffer.version}"
+                raise RunError(f"{msg}; see {self._fleet.logs}/sampler-*.log")
             await asyncio.sleep(self._config.weights.poll_s / 2)
 
     async def _checkpoint(self, buffer: SlotBuffer, step: int) -> None:

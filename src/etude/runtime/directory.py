@@ -98,9 +98,10 @@ class RunDirectory:
 
     async def upload(self, directory: Path, prefix: str) -> None:
         """Put the files of a local directory under a prefix of the run."""
-        for path in sorted(directory.iterdir()):
-            if self.local / prefix / path.name != path:
-                await self.store.put(f"{prefix}/{path.name}", path.read_bytes())
+        if directory == self.local / prefix and self._is_local:
+            return
+        for path in _files(directory):
+            await self.store.put(f"{prefix}/{path.name}", path.read_bytes())
 
     async def fetch(self, prefix: str) -> Path:
         """Return a local directory with the files directly under a prefix; empty when there are none."""
@@ -121,12 +122,20 @@ class RunDirectory:
         """
         for stage in POLICY_STAGES:
             directory = await self.fetch(f"policy/{stage}")
-            if (directory / "config.json").is_file():
+            if _is_model(directory):
                 return directory
         if config.policy.path:
             return Path(config.policy.path)
         msg = f"{self.url} has no policy yet: run etude pretrain and etude sft first, or set policy.path to a directory"
         raise ConfigError(msg)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
+def _is_model(directory: Path) -> bool:
+    return (directory / "config.json").is_file()
 
 
 def _cache() -> Path:

@@ -4,10 +4,11 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from etude.config import RunConfig
 from etude.environments.local import LocalBackend
-from etude.errors import HostError
+from etude.errors import HostError, RunError
 from etude.gateway.renderers.registry import load_renderer
 from etude.gateway.service import Gateway
 from etude.interfaces import Sampler
@@ -19,19 +20,23 @@ from etude.runtime.directory import RunDirectory
 from etude.runtime.recorder import Recorder
 from etude.sampling.client import SamplerClient
 from etude.sampling.router import SamplerRouter
-from etude.types import SamplingParams
+from etude.types import Head, SamplingParams
 
 _START_S = 120.0
+_SERVED_WITHIN_S = 120.0
 
 
 class Fleet:
     """What a stage needs to play attempts."""
 
-    def __init__(self, *, player: HarnessPlayer, router: SamplerRouter, recorder: Recorder, children: list[Child]) -> None:
+    def __init__(
+        self, *, player: HarnessPlayer, router: SamplerRouter, recorder: Recorder, children: list[Child], logs: Path
+    ) -> None:
         self.player = player
         self.router = router
         self.recorder = recorder
         self.children = children
+        self.logs = logs
 
     async def served_version(self, lineage: str | None = None) -> int | None:
         """Return the oldest policy version that any sampler serves; None while one serves another lineage."""
@@ -39,6 +44,18 @@ class Fleet:
         if lineage is not None and any(status.lineage != lineage for status in statuses):
             return None
         return min(status.version for status in statuses)
+
+    async def wait_until_served(self, head: Head, *, poll_s: float = 0.05) -> None:
+        """Return when every sampler serves the head's version; raise `RunError` when that takes over two minutes."""
+        try:
+            async with asyncio.timeout(_SERVED_WITHIN_S):
+                while True:
+                    if await self.served_version(head.lineage) == head.version:
+                        return
+                    await asyncio.sleep(poll_s)
+        except TimeoutError as error:
+            msg = f"the samplers do not serve version {head.version} after {_SERVED_WITHIN_S:.0f} s"
+            raise RunError(f"{msg}; see {self.logs}/sampler-*.log") from error
 
 
 @asynccontextmanager
@@ -77,7 +94,7 @@ async def open_fleet(run: RunDirectory, config: RunConfig, recorder: Recorder) -
             ),
             on_record=recorder.rollout,
         )
-        yield Fleet(player=player, router=router, recorder=recorder, children=children)
+        yield Fleet(player=player, router=router, recorder=recorder, children=children, logs=run.local / "logs")
 
 
 @asynccontextmanager

@@ -30,7 +30,9 @@ async def pretrain(run: RunDirectory, config: RunConfig, sink: MetricSink, conso
         ConfigError: There is nothing to pretrain on, or a model directory is configured already.
     """
     if config.policy.path:
-        msg = f"policy.path = {config.policy.path!r} is a trained model: leave pretrain out of stages, or unset the path"
+        msg = (
+            f"policy.path = {config.policy.path!r} is a trained model: leave pretrain out of stages, or unset the path"
+        )
         raise ConfigError(msg)
     problems = corpus_problems(config)
     tokenizer = family_tokenizer(problems, config.policy.shape.vocab)
@@ -91,6 +93,8 @@ async def _leave(run: RunDirectory, stage: str, decoder: Decoder, files: dict[st
 def _shape(config: RunConfig, tokenizer: Tokenizer) -> PolicyShape:
     size = config.policy.shape
     dense = size.experts == 1
+    end = tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
     return PolicyShape(
         model_type="qwen3" if dense else "qwen3_moe",
         vocab_size=tokenizer.get_vocab_size(),
@@ -106,5 +110,5 @@ def _shape(config: RunConfig, tokenizer: Tokenizer) -> PolicyShape:
         norm_topk=not dense,
         qk_norm=True,
         max_context=size.context,
-        eos_token_ids=(tokenizer.token_to_id("<|im_end|>"),),
+        eos_token_ids=(end,),
     )

@@ -99,7 +99,10 @@ class StageRunner:
     async def _evaluate(self, when: str | None) -> None:
         fleet, _ = await self._open()
         tasks = self._task_sets().heldout
-        version = await _settled_version(self._run, fleet)
+        head = await read_head(self._run.store)
+        assert head is not None
+        await fleet.wait_until_served(head)
+        version = head.version
         plan = EvalPlan(
             attempts=self._config.eval.attempts,
             seed=self._config.run.seed,
@@ -114,7 +117,9 @@ class StageRunner:
         await self._keep(report, when or ("before" if version == 0 else "after"))
 
     async def _keep(self, report: EvalReport, when: str) -> None:
-        await self._run.store.put(report_key(report.version), msgspec.json.format(msgspec.json.encode(report), indent=1))
+        await self._run.store.put(
+            report_key(report.version), msgspec.json.format(msgspec.json.encode(report), indent=1)
+        )
         if not report.is_valid:
             msg = (
                 f"{report.infra_failures} of {report.attempts * report.tasks} attempts failed for reasons that are not "
@@ -176,20 +181,6 @@ class StageRunner:
         if self._tasks is None:
             self._tasks = task_sets(self._config, self._run.local)
         return self._tasks
-
-
-async def _settled_version(run: RunDirectory, fleet: Fleet, *, timeout_s: float = 60.0) -> int:
-    """Return the newest version once every sampler serves it."""
-    head = await read_head(run.store)
-    assert head is not None
-    try:
-        async with asyncio.timeout(timeout_s):
-            while await fleet.served_version(head.lineage) != head.version:
-                await asyncio.sleep(0.05)
-    except TimeoutError as error:
-        msg = f"the samplers do not serve version {head.version} after {timeout_s:.0f} s; see {run.url}/logs/sampler-*.log"
-        raise RunError(msg) from error
-    return head.version
 
 
 @contextmanager

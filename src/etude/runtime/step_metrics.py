@@ -26,15 +26,19 @@ def of_groups(played: Sequence[PlayedGroup]) -> dict[str, float]:
     versions = [_num_versions(trajectory) for trajectory in scored]
     rewards = [trajectory.reward for trajectory in scored if trajectory.reward is not None]
     counts = {name: float(outcomes[outcome]) for outcome, name in _COUNTED.items()}
-    return counts | _capture(scored) | {
-        "reward/pass_rate": _mean(float(reward >= 1.0) for reward in rewards),
-        "rollout/groups_lost_count": float(sum(bool(group.lost) for group in played)),
-        "rollout/calls_mean": _mean(len(trajectory.nodes) for trajectory in scored),
-        "rollout/seconds_mean": _mean(trajectory.seconds for trajectory in scored),
-        "rollout/tokens_mean": _mean(_num_drawn(trajectory.nodes) for trajectory in scored),
-        "rollout/versions_mean": _mean(versions),
-        "rollout/versions_max": float(max(versions)),
-    }
+    return (
+        counts
+        | _capture(scored)
+        | {
+            "reward/pass_rate": _mean(float(reward >= 1.0) for reward in rewards),
+            "rollout/groups_lost_count": float(sum(bool(group.lost) for group in played)),
+            "rollout/calls_mean": _mean(len(trajectory.nodes) for trajectory in scored),
+            "rollout/seconds_mean": _mean(trajectory.seconds for trajectory in scored),
+            "rollout/tokens_mean": _mean(_num_drawn(trajectory.nodes) for trajectory in scored),
+            "rollout/versions_mean": _mean(versions),
+            "rollout/versions_max": float(max(versions)),
+        }
+    )
 
 
 def of_samplers(statuses: Sequence[SamplerStatus]) -> dict[str, float]:

@@ -43,7 +43,9 @@ def task_sets(config: RunConfig, local: Path) -> TaskSets:
     both = {task.digest for task in train} & {task.digest for task in heldout}
     if both:
         names = sorted(task.task_id for task in heldout if task.digest in both)
-        msg = f"{len(both)} held-out tasks are training tasks too, such as {names[0]}: a pass rate on them means nothing"
+        msg = (
+            f"{len(both)} held-out tasks are training tasks too, such as {names[0]}: a pass rate on them means nothing"
+        )
         raise ConfigError(msg)
     return TaskSets(train, heldout)
 

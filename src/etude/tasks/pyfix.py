@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import TypedDict
 
 from etude.tasks.pyfix_library import BLUEPRINTS, CONSTANTS, LISTS, MODULES, NUMBERS, Blueprint, Fault
 
@@ -122,6 +123,14 @@ def _fill(blueprint: Blueprint, random: Random) -> Function:
     return Function(blueprint, slots)
 
 
+class Case(TypedDict):
+    """One call and the result that the right module gives."""
+
+    function: str
+    arguments: list[object]
+    expected: object
+
+
 def _arguments(function: Function, random: Random) -> list[object]:
     constant = int(function.slots["k"])
     return [
@@ -135,30 +144,27 @@ def _arguments(function: Function, random: Random) -> list[object]:
 def _run(lines: tuple[str, ...], name: str, arguments: list[object]) -> object:
     """Result of one function of a module that this file wrote; only such text is ever executed here."""
     namespace: dict[str, object] = {}
-    exec("\n".join(lines), namespace)  # noqa: S102
+    exec("\n".join(lines), namespace)
     function = namespace[name]
     assert callable(function)
     return function(*arguments)
 
 
-def cases(problem: Problem) -> list[dict[str, object]]:
-    """Calls of every function with the results that the right module gives, as the tests check them."""
+def cases(problem: Problem) -> list[Case]:
+    """Calls of every function, as the tests make them."""
     random = Random(f"cases-{digest(problem)}")
-    found: list[dict[str, object]] = []
+    found: list[Case] = []
     for function in problem.functions:
         for _ in range(NUM_CASES):
             arguments = _arguments(function, random)
             expected = _run(problem.right, function.blueprint.name, arguments)
-            found.append({"function": function.blueprint.name, "arguments": arguments, "expected": expected})
+            found.append(Case(function=function.blueprint.name, arguments=arguments, expected=expected))
     return found
 
 
 def _fault_shows(problem: Problem) -> bool:
     """Whether a test tells the faulty module from the right one."""
-    return any(
-        _run(problem.broken, str(case["function"]), list(case["arguments"])) != case["expected"]  # pyright: ignore[reportArgumentType]
-        for case in cases(problem)
-    )
+    return any(_run(problem.broken, case["function"], case["arguments"]) != case["expected"] for case in cases(problem))
 
 
 def digest(problem: Problem) -> str:
@@ -187,7 +193,9 @@ def write_task(problem: Problem, directory: Path) -> Path:
         '[verifier]\nenvironment_mode = "separate"\ntimeout_sec = 20\n'
     )
     (task / "environment" / module).write_text("\n".join(problem.broken) + "\n")
-    (task / "environment" / "Dockerfile").write_text(f"FROM python:3.11-slim\nWORKDIR /app\nCOPY {module} /app/{module}\n")
+    (task / "environment" / "Dockerfile").write_text(
+        f"FROM python:3.11-slim\nWORKDIR /app\nCOPY {module} /app/{module}\n"
+    )
     (task / "tests" / "cases.json").write_text(json.dumps({"module": problem.module, "cases": cases(problem)}))
     (task / "tests" / "run.py").write_bytes(_RUNNER.read_bytes())
     script = task / "tests" / "test.sh"

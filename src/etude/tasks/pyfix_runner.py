@@ -1,8 +1,8 @@
 """Tests of a pyfix task: copied into it as tests/run.py and started by tests/test.sh.
 
 The module under test runs in a child process, as the unprivileged user, and answers over a pipe. The child is forked
-before the expected results are read, so it can neither look them up, nor write the reward, nor end the tests early: what
-it does not answer right is a failure. Few modules are imported, since this starts once per attempt.
+before the expected results are read, so it can neither look them up, nor write the reward, nor end the tests early:
+what it does not answer right is a failure. Few modules are imported, since this starts once per attempt.
 """
 
 import json

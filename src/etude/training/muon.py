@@ -38,9 +38,9 @@ class Muon:
 def orthogonalised(matrices: Float[Tensor, "*stack rows columns"]) -> Float[Tensor, "*stack rows columns"]:
     """Return the nearest matrices whose singular values are all about 1 (between 0.7 and 1.2)."""
     tall = matrices.shape[-2] > matrices.shape[-1]
-    wide = matrices.mT if tall else matrices
-    wide = wide / (wide.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    wide = matrices.transpose(-2, -1) if tall else matrices
+    wide = wide / (wide.square().sum((-2, -1), keepdim=True).sqrt() + 1e-7)
     for _ in range(_ITERATIONS):
-        gram = wide @ wide.mT
+        gram = wide @ wide.transpose(-2, -1)
         wide = _A * wide + (_B * gram + _C * (gram @ gram)) @ wide
-    return wide.mT if tall else wide
+    return wide.transpose(-2, -1) if tall else wide

@@ -74,7 +74,7 @@ def train_supervised(
     for step, row in enumerate(rows, start=1):
         rate = optimizer.lr * _schedule(step, len(rows), optimizer.warmup_steps)
         loss, learned = _loss(decoder, row)
-        (loss / learned).backward()
+        (loss / learned).backward()  # pyright: ignore[reportUnknownMemberType]
         torch.nn.utils.clip_grad_norm_(decoder.parameters(), optimizer.grad_clip)
         for group in adamw.param_groups:
             group["lr"] = rate
