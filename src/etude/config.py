@@ -265,8 +265,6 @@ class CheckpointSection(Section):
 
     every: PositiveInt = 5
     """Optimizer steps between checkpoints."""
-    keep: PositiveInt = 2
-    """Newest checkpoints that are kept."""
 
 
 class RunConfig(Section):

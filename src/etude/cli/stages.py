@@ -96,5 +96,8 @@ def _stages(settings: "Settings", stages: "tuple[Stage, ...]", *, as_json: bool)
     except Drained:
         console.note(f"stopped in order; run the same command again to resume {url}")
         return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        console.note(f"interrupted; run the same command again to resume {url}")
+        return EXIT_INTERRUPTED
     console.note(f"report: {url}/report.html; next: etude show {url}")
     return 0

@@ -7,13 +7,15 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from etude.errors import RunError
+from etude.errors import HostError, PolicyError, RunError
 
 READY = "ready "
 """A child prints this and its URL on standard output once it serves."""
 
 _TAIL_BYTES = 2000
 _GRACE_S = 10.0
+_TELLING_CODES = (PolicyError.exit_code, HostError.exit_code)
+"""Exit codes by which a child says that the user, or this machine, is to blame: the run ends with the same one."""
 
 
 class Child:
@@ -33,7 +35,7 @@ class Child:
     async def watch(self) -> None:
         """Wait until the process ends, which it should not, and raise `RunError` with the end of its log."""
         code = await self._process.wait()
-        raise RunError(self._obituary(f"ended with exit code {code}"))
+        raise self._failure(f"ended with exit code {code}", code)
 
     async def wait_until_ready(self, timeout_s: float) -> None:
         """Read the child's URL; raise `RunError` when it ends first or takes longer than `timeout_s`."""
@@ -45,10 +47,10 @@ class Child:
                     if text.startswith(READY):
                         self.url = text.removeprefix(READY)
                         return
+                code = await self._process.wait()
         except TimeoutError as error:
-            raise RunError(self._obituary(f"did not come up within {timeout_s:.0f} s")) from error
-        code = await self._process.wait()
-        raise RunError(self._obituary(f"ended with exit code {code} before it was ready"))
+            raise self._failure(f"did not come up within {timeout_s:g} s") from error
+        raise self._failure(f"ended with exit code {code} before it was ready", code)
 
     async def stop(self) -> None:
         """Close the child's standard input, which asks it to end; kill it when it does not."""
@@ -62,17 +64,23 @@ class Child:
                 self._process.kill()
             await self._process.wait()
 
-    def _obituary(self, what: str) -> str:
-        tail = self._log.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").strip() if self._log.is_file() else ""
-        last = tail.splitlines()[-1] if tail else "nothing"
-        return f"the {self.name} {what}; its last words were: {last} (all of them are in {self._log})"
+    def _failure(self, what: str, code: int | None = None) -> RunError:
+        """Return the error for a process that failed, with the last line of its log and where the others are."""
+        with self._log.open("rb") as log:
+            log.seek(max(0, self._log.stat().st_size - _TAIL_BYTES))
+            lines = log.read().decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1].removeprefix("error: ") if lines else "nothing"
+        error = RunError(f"the {self.name} {what}. It said: {last} (its log is {self._log})")
+        if code in _TELLING_CODES:
+            error.exit_code = code
+        return error
 
 
 @asynccontextmanager
 async def child(
-    name: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str]
+    name: str, command: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
 ) -> AsyncGenerator[Child]:
-    """Run `etude <arguments>` and yield it while it starts; it is stopped at the end of the block.
+    """Start a program and yield it while it comes up; it is stopped at the end of the block.
 
     Its standard input is a pipe that this process holds: when this process dies, however it does, the pipe closes and
     the child ends by itself.
@@ -80,10 +88,7 @@ async def child(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "etude.cli.main",
-            *arguments,
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=output,
@@ -96,6 +101,11 @@ async def child(
         yield started
     finally:
         await asyncio.shield(started.stop())
+
+
+def etude_command(*arguments: str) -> tuple[str, ...]:
+    """Return the command line of an `etude` process whose log is to hold the traceback of what nobody expected."""
+    return (sys.executable, "-m", "etude.cli.main", "--traceback", *arguments)
 
 
 async def parent_gone() -> None:

@@ -70,6 +70,11 @@ class Controller:
         self._seconds_before = 0.0
         self._started = perf_counter()
 
+    @property
+    def seconds(self) -> float:
+        """That the stage took so far, over all the times that it was started."""
+        return self._seconds_before + perf_counter() - self._started
+
     def drain(self) -> None:
         """Ask for an orderly end: the step under way is finished and saved, rollouts in flight are given up."""
         self._draining.set()
@@ -79,7 +84,8 @@ class Controller:
 
         Raises:
             NoSignalError: Every reward of the last steps was the same.
-            RunError: A component failed; the message names it.
+            HarnessError: The harness cannot start in any sandbox.
+            RunError: No group is played to a reward, or a part of the run cannot go on; the message names it.
         """
         buffer, step = await self._open_buffer()
         total = self._config.trainer.steps
@@ -95,15 +101,13 @@ class Controller:
         async with asyncio.TaskGroup() as loops:
             playing = loops.create_task(worker.run(self._source, resumed=self._tasks), name="roll out")
             serving = loops.create_task(self._watch_served(buffer), name="served")
-            watching = [loops.create_task(process.watch(), name=process.name) for process in self._fleet.children]
             while step < total and not self._draining.is_set():
                 step = await self._take_step(buffer)
                 if step % self._config.checkpoint.every == 0 or step == total or self._draining.is_set():
                     await self._checkpoint(buffer, step)
             worker.stop()
             await playing
-            for task in (serving, *watching):
-                task.cancel()
+            serving.cancel()
         return step >= total
 
     async def _open_buffer(self) -> tuple[SlotBuffer, int]:
@@ -230,5 +234,5 @@ class Controller:
         await self._trainer.checkpoint()
         state, cursor = buffer.state(), self._source.cursor()
         await self._fleet.recorder.flush()
-        seconds = self._seconds_before + perf_counter() - self._started
-        await write_checkpoint(self._run.store, Checkpoint(step=step, cursor=cursor, buffer=state, seconds=seconds))
+        checkpoint = Checkpoint(step=step, cursor=cursor, buffer=state, seconds=self.seconds)
+        await write_checkpoint(self._run.store, checkpoint)

@@ -1,5 +1,6 @@
 """Text of a generated task family as documents for the pretrain and sft stages."""
 
+from collections.abc import Iterator
 from itertools import islice
 from random import Random
 from typing import cast
@@ -16,7 +17,7 @@ from etude.training.supervised import Document, rows_of
 
 RENDERER = "chatml-compact"
 _TOKENIZER_DOCUMENTS = 2000
-_SHORT_SHARE = 0.25
+_SHORT_SHARE = 0.18
 """Share of pretraining on short sources alone: attention learns to copy there before it is asked to look further."""
 
 SYSTEM = "Do the task with the shell tool. Call submit when it is done."
@@ -33,32 +34,32 @@ def corpus_problems(config: RunConfig) -> list[pyfix.Problem]:
 
 
 def family_tokenizer(problems: list[pyfix.Problem], vocab_size: int) -> Tokenizer:
-    """Return a tokenizer learned from shell logs and from conversations about the same problems."""
+    """Return a tokenizer learned from sources and from conversations about them."""
     chosen = problems[:_TOKENIZER_DOCUMENTS]
     conversations = pyfix_corpus.demonstrations(chosen, seed="tokenizer", good_share=1.0)
-    texts = [pyfix_corpus.shell_log(problem) for problem in chosen]
+    texts = [pyfix_corpus.source(problem) for problem in chosen]
     texts += [text for _, messages in conversations for message in messages for text in _texts(message)]
     texts += [SYSTEM, "tools: shell, submit", *["system\n", "user\n", "assistant\n", "tool\n"] * len(chosen)]
     return train_tokenizer(texts, vocab_size=vocab_size)
 
 
 def pretrain_rows(config: RunConfig, problems: list[pyfix.Problem], tokenizer: Tokenizer) -> list[list[Document]]:
-    """Return the batches of the pretraining stage: short sources first, then shell logs with sources among them."""
+    """Return the batches of the pretraining stage: short sources first, then logs of the shell tool."""
+    renderer = ChatMLRenderer(tokenizer, RENDERER)
     random = Random(f"pretrain-{config.run.seed}")
     sources = [_plain(tokenizer, pyfix_corpus.source(problem)) for problem in problems]
-    logs = [_plain(tokenizer, pyfix_corpus.shell_log(problem)) for problem in problems]
+    logs = [_log(renderer, pyfix_corpus.shell_log(problem)) for problem in problems]
     budget = config.pretrain.tokens
     batch = config.pretrain.batch_tokens
     short = _rows(sources, budget=int(budget * _SHORT_SHARE), batch_tokens=batch // 2, random=random)
-    return short + _rows(sources + logs, budget=int(budget * (1 - _SHORT_SHARE)), batch_tokens=batch, random=random)
+    return short + _rows(logs, budget=int(budget * (1 - _SHORT_SHARE)), batch_tokens=batch, random=random)
 
 
-def sft_rows(config: RunConfig, tokenizer: Tokenizer) -> list[list[Document]]:
+def sft_rows(config: RunConfig, renderer: ChatMLRenderer) -> list[list[Document]]:
     """Return the batches of the sft stage: demonstrations on training tasks, only their answers learned."""
     if not config.tasks.family:
         msg = "there are no demonstrations: set tasks.family = 'pyfix', or leave sft out of stages"
         raise ConfigError(msg)
-    renderer = ChatMLRenderer(tokenizer, RENDERER)
     problems = training_problems(config)
     chosen = [problems[index % len(problems)] for index in range(config.sft.demonstrations)]
     demonstrations = pyfix_corpus.demonstrations(chosen, seed=str(config.run.seed), good_share=config.sft.good_share)
@@ -89,21 +90,34 @@ def _plain(tokenizer: Tokenizer, text: str) -> Document:
     return Document(ids, [True] * len(ids))
 
 
+def _log(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]) -> Document:
+    """Return messages as the gateway renders them, all of it learned."""
+    ids = [token for part, _ in _turns(renderer, messages) for token in part]
+    return Document(ids, [True] * len(ids))
+
+
 def _conversation(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]) -> Document:
     """Return a conversation exactly as the gateway renders it, its answers marked as learned."""
     ids = renderer.render([{"role": "system", "content": SYSTEM}, messages[0]], _TOOLS)
     learned = [False] * len(ids)
-    for place, message in enumerate(messages[1:], start=1):
-        if message["role"] == "assistant":
-            part = renderer.answer(message)
-            last = place == len(messages) - 1
-            following = [] if last else renderer.extend([messages[place + 1]], finished=True)
-            ids += [*part, *following]
-            learned += [True] * len(part) + [False] * len(following)
+    for part, is_answer in _turns(renderer, messages[1:]):
+        ids += part
+        learned += [is_answer] * len(part)
     return Document(ids, learned)
+
+
+def _turns(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]) -> Iterator[tuple[list[int], bool]]:
+    """Yield the tokens of each message, and whether they are an answer."""
+    for message in messages:
+        if message["role"] == "assistant":
+            yield renderer.answer(message), True
+        else:
+            yield renderer.extend([message], finished=True), False
 
 
 def _texts(message: pyfix_corpus.Message) -> list[str]:
     calls = cast("list[dict[str, dict[str, str]]]", message.get("tool_calls", []))
-    bodies = [f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls]
+    bodies = [
+        f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls
+    ]
     return [str(message["content"]), *bodies]

@@ -4,12 +4,14 @@ import hashlib
 import json
 import os
 import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
-from etude.config import RunConfig
-from etude.errors import ConfigError, ObjectMissingError
+from etude.config import PolicySection, RunConfig, TasksSection
+from etude.errors import ConfigError, ObjectMissingError, PolicyError
 from etude.interfaces import ObjectStore
 from etude.runtime.settings import Settings, resolved_toml
 from etude.store.opening import open_store
@@ -18,6 +20,13 @@ CONFIG_KEY = "run.toml"
 SUMMARY_KEY = "summary.json"
 POLICY_STAGES = ("sft", "pretrain")
 """Stages that leave a policy, the one to start from first."""
+
+_FIXED = (
+    ("run", "seed"),
+    *(("policy", key) for key in PolicySection.model_fields),
+    *(("tasks", key) for key in TasksSection.model_fields),
+)
+"""What cannot change within a run."""
 
 
 class EvalSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,17 +76,20 @@ class RunDirectory:
         """
         text = resolved_toml(settings)
         try:
-            written = await self.store.get(CONFIG_KEY)
+            written = tomllib.loads((await self.store.get(CONFIG_KEY)).decode())
         except ObjectMissingError:
-            await self.store.put(CONFIG_KEY, text.encode())
-            return
-        fixed = ("policy", "tasks", "run")
-        before, now = tomllib.loads(written.decode()), tomllib.loads(text)
-        different = [name for name in fixed if before.get(name) != now.get(name)]
-        if different:
-            changed = ", ".join(f"[{name}]" for name in different)
-            msg = f"{self.url} holds a run whose {changed} differ from this configuration: choose another run.url"
-            raise ConfigError(msg)
+            pass
+        except ValueError as error:
+            msg = f"{self.url}/{CONFIG_KEY} cannot be read ({error}): choose another run.url"
+            raise ConfigError(msg) from error
+        else:
+            now = tomllib.loads(text)
+            different = [
+                f"{section}.{key}" for section, key in _FIXED if _value(written, section, key) != now[section][key]
+            ]
+            if different:
+                msg = f"{self.url} holds a run with another {', '.join(different)}: choose another run.url"
+                raise ConfigError(msg)
         await self.store.put(CONFIG_KEY, text.encode())
 
     async def config(self) -> RunConfig:
@@ -114,20 +126,30 @@ class RunDirectory:
                     (directory / name).write_bytes(await self.store.get(key))
         return directory
 
-    async def starting_policy(self, config: RunConfig) -> Path:
-        """Return the model directory that RL starts from: the newest stage's, else `policy.path`.
+    async def starting_policy(self, config: RunConfig, stages: Sequence[str] = POLICY_STAGES) -> Path:
+        """Return the model directory to start from: the first that one of the stages has left, else `policy.path`.
 
         Raises:
             ConfigError: There is none.
+            PolicyError: `policy.path` is no model directory.
         """
-        for stage in POLICY_STAGES:
+        for stage in stages:
             directory = await self.fetch(f"policy/{stage}")
             if _is_model(directory):
                 return directory
-        if config.policy.path:
-            return Path(config.policy.path)
-        msg = f"{self.url} has no policy yet: run etude pretrain and etude sft first, or set policy.path to a directory"
-        raise ConfigError(msg)
+        if not config.policy.path:
+            msg = f"{self.url} has no policy yet: run etude pretrain and etude sft first, or set policy.path"
+            raise ConfigError(msg)
+        directory = Path(config.policy.path)
+        if not _is_model(directory):
+            msg = f"policy.path = {config.policy.path!r} has no config.json: name a Hugging Face model directory"
+            raise PolicyError(msg)
+        return directory
+
+
+def _value(written: Mapping[str, Any], section: str, key: str) -> object:
+    table = written.get(section)
+    return cast("dict[str, object]", table).get(key) if isinstance(table, dict) else None
 
 
 def _files(directory: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from etude.interfaces import Sampler
 from etude.rewards.grader import HarborGrader
 from etude.rollout.harness import HARNESS_MOUNT, harness_directory
 from etude.rollout.player import HarnessPlayer
-from etude.runtime.children import Child, child
+from etude.runtime.children import Child, child, etude_command
 from etude.runtime.directory import RunDirectory
 from etude.runtime.recorder import Recorder
 from etude.sampling.client import SamplerClient
@@ -62,13 +62,10 @@ class Fleet:
 async def open_fleet(run: RunDirectory, config: RunConfig, recorder: Recorder) -> AsyncGenerator[Fleet]:
     """Start samplers, gateway and sandboxes, and stop them at the end of the block.
 
-    The run's weights must be published. Raise `HostError` when this host cannot isolate sandboxes as far as
-    `environment.require` asks, `RunError` when a sampler does not come up.
+    The run's weights must be published. Raise what `sandboxes` raises, and `RunError` when a sampler does not come up.
     """
     async with AsyncExitStack() as stack:
-        backend = await LocalBackend.start(mounts={HARNESS_MOUNT: harness_directory(config.harness)})
-        stack.push_async_callback(backend.close)
-        _check_isolation(backend, config)
+        backend = await stack.enter_async_context(sandboxes(config))
         children = [await stack.enter_async_context(process) for process in _samplers(run, config)]
         await asyncio.gather(*(process.wait_until_ready(_START_S) for process in children))
         router = SamplerRouter()
@@ -98,11 +95,27 @@ async def open_fleet(run: RunDirectory, config: RunConfig, recorder: Recorder) -
 
 
 @asynccontextmanager
+async def sandboxes(config: RunConfig) -> AsyncGenerator[LocalBackend]:
+    """Open the sandbox backend with the harness mounted.
+
+    Raises:
+        HarnessError: The harness's directory is missing.
+        HostError: This host cannot isolate sandboxes as far as `environment.require` asks.
+    """
+    backend = await LocalBackend.start(mounts={HARNESS_MOUNT: harness_directory(config.harness)})
+    try:
+        _check_isolation(backend, config)
+        yield backend
+    finally:
+        await backend.close()
+
+
+@asynccontextmanager
 async def trainer_child(run: RunDirectory, config: RunConfig) -> AsyncGenerator[Child]:
     """Start the trainer's process; once it is ready, its version is published."""
     async with child(
         "trainer",
-        ["serve-trainer", run.url],
+        etude_command("serve-trainer", run.url),
         log=run.local / "logs" / "trainer.log",
         environment=_environment(config.trainer.threads),
     ) as process:
@@ -116,7 +129,7 @@ def _samplers(run: RunDirectory, config: RunConfig) -> Iterator[AbstractAsyncCon
             name = f"{pool.name}-{index}"
             yield child(
                 f"sampler {name}",
-                ["serve-sampler", run.url, "--pool", pool.name, "--index", str(index)],
+                etude_command("serve-sampler", run.url, "--pool", pool.name, "--index", str(index)),
                 log=run.local / "logs" / f"sampler-{name}.log",
                 environment=_environment(pool.threads),
             )

@@ -2,13 +2,13 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 
 from etude.config import OptimizerSection, RunConfig
 from etude.errors import ConfigError
+from etude.gateway.renderers.registry import load_renderer
 from etude.interfaces import MetricSink
 from etude.policy.decoder import Decoder
 from etude.policy.files import load_policy, save_policy
@@ -46,16 +46,11 @@ async def pretrain(run: RunDirectory, config: RunConfig, sink: MetricSink, conso
 
 async def sft(run: RunDirectory, config: RunConfig, sink: MetricSink, console: Console) -> None:
     """Train on demonstrations from where `pretrain` or `policy.path` left off, and leave the policy at policy/sft."""
-    origin = await run.fetch("policy/pretrain")
-    if not (origin / "config.json").is_file():
-        if not config.policy.path:
-            msg = f"{run.url} has no policy to teach: run etude pretrain first, or set policy.path"
-            raise ConfigError(msg)
-        origin = Path(config.policy.path)
+    origin = await run.starting_policy(config, ("pretrain",))
+    renderer = load_renderer(origin, config.policy.renderer)
     decoder = load_policy(origin)
-    tokenizer = Tokenizer.from_file(str(origin / "tokenizer.json"))
     torch.set_num_threads(config.sft.threads)
-    _learn(decoder, sft_rows(config, tokenizer), config.sft, "sft", sink, console)
+    _learn(decoder, sft_rows(config, renderer), config.sft, "sft", sink, console)
     kept = [path for path in origin.iterdir() if path.suffix in (".json", ".jinja", ".txt") and path.is_file()]
     weights = {"config.json", "model.safetensors.index.json"}
     await _leave(run, "sft", decoder, {path.name: path.read_bytes() for path in kept if path.name not in weights})

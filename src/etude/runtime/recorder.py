@@ -14,9 +14,11 @@ _MAX_WAITING = 1 << 14
 class Recorder:
     """Puts rollouts and groups into the run directory, in the order they came, in one owned task.
 
-    Use as an async context manager: leaving it writes what is waiting. What went wrong is raised by `flush` and on
-    leaving.
+    Use as an async context manager: leaving it writes what is waiting. What went wrong is raised by `watch`, `flush`
+    and on leaving.
     """
+
+    name = "recorder"
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -54,6 +56,13 @@ class Recorder:
         joining.cancel()
         if task.done():
             task.result()
+
+    async def watch(self) -> None:
+        """Wait until the writing fails, and raise why."""
+        task = self._task
+        assert task is not None
+        await asyncio.wait({task})
+        task.result()
 
     async def _write(self) -> None:
         while True:

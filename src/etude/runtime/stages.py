@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import Literal
 
@@ -13,12 +13,14 @@ from etude.config import RunConfig
 from etude.dashboard.report import write_report
 from etude.errors import RunError
 from etude.evaluation.suite import EvalPlan, EvalReport, evaluate, report_key
+from etude.runtime.checkpoints import latest_checkpoint
 from etude.runtime.controller import Controller
 from etude.runtime.directory import EvalSummary, RunDirectory
-from etude.runtime.fleet import Fleet, open_fleet, trainer_child
+from etude.runtime.fleet import Fleet, open_fleet, sandboxes, trainer_child
 from etude.runtime.recorder import Recorder
 from etude.runtime.settings import Settings
 from etude.runtime.task_sets import TaskSets, task_sets
+from etude.runtime.watch import watching
 from etude.telemetry.console import Console
 from etude.telemetry.sink import JsonlSink
 from etude.training.client import TrainerClient
@@ -27,6 +29,8 @@ from etude.weights.reader import read_head
 
 Stage = Literal["pretrain", "sft", "eval", "train"]
 METRICS_PATH = "metrics.jsonl"
+LEARNING: frozenset[Stage] = frozenset(("pretrain", "sft"))
+"""Stages that learn from text, without rollouts."""
 
 
 class Drained(Exception):  # noqa: N818 not an error: the user asked for it
@@ -47,10 +51,14 @@ class StageRunner:
         self._tasks: TaskSets | None = None
 
     async def __aenter__(self) -> "StageRunner":
-        self._run.local.mkdir(parents=True, exist_ok=True)
-        await self._run.adopt(self._settings)
+        # The lock on the metrics comes first: a second process must not touch a run that goes on.
         self._sink = JsonlSink(self._run.local / METRICS_PATH)
         self._stack.callback(self._sink.close)
+        try:
+            await self._run.adopt(self._settings)
+        except BaseException:
+            await self._stack.aclose()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -61,6 +69,7 @@ class StageRunner:
 
         Raises `Drained` when the user ended the run in order.
         """
+        await self._check(stages)
         for place, stage in enumerate(stages):
             when = "after" if "train" in stages[:place] else "before"
             await self._run_one(stage, when)
@@ -68,29 +77,56 @@ class StageRunner:
 
     async def evaluate_now(self) -> None:
         """Evaluate the newest version, whatever was evaluated before."""
+        await self._check(("eval",))
         await self._evaluate(None)
         await write_report(self._run.store)
 
+    async def _check(self, stages: tuple[Stage, ...]) -> None:
+        """Find out what would end a later stage before an earlier one has taken its time."""
+        if self._config.policy.path or not LEARNING.intersection(stages):
+            await self._run.starting_policy(self._config)
+        if not LEARNING.issuperset(stages):
+            self._task_sets()
+            async with sandboxes(self._config):
+                pass
+
     async def _run_one(self, stage: Stage, when: str) -> None:
-        summary = await self._run.summary(seed=self._config.run.seed)
-        if when in summary.eval if stage == "eval" else stage in summary.stages:
+        if await self._is_done(stage, when):
             self._console.note(f"{stage} is done")
             return
         started = perf_counter()
-        if stage in ("pretrain", "sft"):
-            # Imported here: these load torch into this process, which the others do without.
-            from etude.runtime import learning  # noqa: PLC0415
-
-            await getattr(learning, stage)(self._run, self._config, self._sink, self._console)
+        if stage in LEARNING:
+            with _interruptible():
+                await self._learn(stage)
+            seconds = perf_counter() - started
         elif stage == "eval":
             await self._evaluate(when)
+            seconds = perf_counter() - started
         else:
-            await self._train()
-        await self._note_done(f"eval_{when}" if stage == "eval" else stage, perf_counter() - started)
+            seconds = await self._train()
+        await self._note_done(f"eval_{when}" if stage == "eval" else stage, seconds)
+
+    async def _is_done(self, stage: Stage, when: str) -> bool:
+        """Whether there is nothing left to do; a run whose `trainer.steps` were raised goes on."""
+        summary = await self._run.summary(seed=self._config.run.seed)
+        if stage == "train":
+            checkpoint = await latest_checkpoint(self._run.store)
+            return stage in summary.stages and checkpoint is not None and checkpoint.step >= self._config.trainer.steps
+        if stage == "eval" and when == "after" and when in summary.eval:
+            head = await read_head(self._run.store)
+            return head is not None and summary.eval[when].version == head.version
+        return when in summary.eval if stage == "eval" else stage in summary.stages
+
+    async def _learn(self, stage: Stage) -> None:
+        # Imported here: it loads torch into this process, which the other stages do without.
+        from etude.runtime import learning  # noqa: PLC0415
+
+        work = learning.pretrain if stage == "pretrain" else learning.sft
+        await work(self._run, self._config, self._sink, self._console)
 
     async def _note_done(self, name: str, seconds: float) -> None:
         summary = await self._run.summary(seed=self._config.run.seed)
-        stages = {**summary.stages, name: round(summary.stages.get(name, 0.0) + seconds, 2)}
+        stages = {**summary.stages, name: round(seconds, 2)}
         await self._run.write_summary(
             msgspec.structs.replace(summary, stages=stages, seconds=round(sum(stages.values()), 2))
         )
@@ -113,7 +149,8 @@ class StageRunner:
             def told(_: Trajectory) -> None:
                 advance(1)
 
-            report = await evaluate(fleet.player, tasks, plan, version=version, on_trajectory=told)
+            async with self._watching(fleet):
+                report = await evaluate(fleet.player, tasks, plan, version=version, on_trajectory=told)
         await self._keep(report, when or ("before" if version == 0 else "after"))
 
     async def _keep(self, report: EvalReport, when: str) -> None:
@@ -150,7 +187,8 @@ class StageRunner:
             f"({report.attempts} attempts each, 95 % interval {low:.1%} to {high:.1%})"
         )
 
-    async def _train(self) -> None:
+    async def _train(self) -> float:
+        """Train, and return the seconds that the stage took in all."""
         fleet, trainer = await self._open()
         controller = Controller(
             run=self._run,
@@ -162,9 +200,14 @@ class StageRunner:
             console=self._console,
         )
         with _on_interrupt(controller.drain, self._console):
-            finished = await controller.train()
+            async with self._watching(fleet):
+                finished = await controller.train()
         if not finished:
             raise Drained
+        return controller.seconds
+
+    def _watching(self, fleet: Fleet) -> AbstractAsyncContextManager[None]:
+        return watching([*fleet.children, fleet.recorder])
 
     async def _open(self) -> tuple[Fleet, TrainerClient]:
         """Start the processes that rollouts need, once for all stages."""
@@ -201,6 +244,16 @@ def _on_interrupt(drain: Callable[[], None], console: Console) -> Generator[None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _interruptible() -> Generator[None]:
+    """Let Ctrl-C end a block that never awaits: the event loop would keep it until the block's end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @asynccontextmanager

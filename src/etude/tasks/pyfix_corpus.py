@@ -17,9 +17,9 @@ def source(problem: Problem) -> str:
     return "\n".join(problem.right) + "\n"
 
 
-def shell_log(problem: Problem) -> str:
-    """Return a shell session in which somebody read the faulty module and repaired it."""
-    return f"$ cat -n {problem.module}.py\n{numbered(problem.broken)}$ {problem.repair}\n"
+def shell_log(problem: Problem) -> list[Message]:
+    """Return what a shell tool recorded while somebody read the faulty module and repaired it: no task, no end."""
+    return list(_calls(problem, [f"cat -n {problem.module}.py", problem.repair]))[:-2]
 
 
 def demonstrations(chosen: list[Problem], *, seed: str, good_share: float) -> Iterator[tuple[Problem, list[Message]]]:
