@@ -18,6 +18,7 @@ import asyncio
 from time import perf_counter
 
 from etude.algorithm.advantages import centred, is_graded, standardised
+from etude.algorithm.staleness import group_staleness
 from etude.config import RunConfig
 from etude.errors import NoSignalError, RunError
 from etude.interfaces import MetricSink
@@ -27,7 +28,7 @@ from etude.rollout.worker import RolloutWorker
 from etude.runtime.checkpoints import Checkpoint, latest_checkpoint, write_checkpoint
 from etude.runtime.directory import RunDirectory
 from etude.runtime.fleet import Fleet
-from etude.runtime.step_metrics import of_groups, of_samplers
+from etude.runtime.step_metrics import Rate, of_groups, of_samplers
 from etude.store.groups import decode_group, group_key
 from etude.tasks.source import SeededTaskSource
 from etude.telemetry.console import Console
@@ -69,6 +70,7 @@ class Controller:
         self._draining = asyncio.Event()
         self._seconds_before = 0.0
         self._started = perf_counter()
+        self._drawn = Rate(0.0)
 
     @property
     def seconds(self) -> float:
@@ -91,6 +93,7 @@ class Controller:
         total = self._config.trainer.steps
         if step >= total:
             return True
+        self._drawn = Rate(of_samplers(await self._fleet.router.status())["sampling/tokens_drawn"])
         worker = RolloutWorker(
             player=self._fleet.player,
             buffer=buffer,
@@ -163,19 +166,22 @@ class Controller:
         """Train on groups as they become ready, make the next version, and return the step that made it."""
         version = buffer.version
         waited = 0.0
-        started = perf_counter()
+        staleness: list[int] = []
         for _ in range(buffer.groups_per_step):
             before = perf_counter()
             group = await buffer.take(version)
             waited += perf_counter() - before
+            staleness.append(group_staleness(group, version))
             await self._trainer.forward_backward([group])
         report = await self._trainer.optim_step()
         buffer.trained(report.version)
-        await self._record(buffer, report, waited=waited, seconds=perf_counter() - started)
+        consumed = {"trainer/wait_s": waited, "staleness/max_versions": float(max(staleness))}
+        await self._record(buffer, report, consumed)
         return report.step
 
-    async def _record(self, buffer: SlotBuffer, report: StepReport, *, waited: float, seconds: float) -> None:
+    async def _record(self, buffer: SlotBuffer, report: StepReport, consumed: dict[str, float]) -> None:
         played, self._played = self._played, []
+        samplers = of_samplers(await self._fleet.router.status())
         row = {
             "stage": "train",
             "step": report.step,
@@ -185,14 +191,14 @@ class Controller:
             "trainer/groups_count": float(report.num_groups),
             "trainer/samples_count": float(report.num_samples),
             "trainer/step_s": report.seconds,
-            "trainer/wait_s": waited,
             "tokens/trained": float(report.tokens_trained),
             "rollout/groups_in_flight_count": float(len(buffer.in_flight)),
             "rollout/groups_queued_count": float(buffer.num_ready),
-            "sampling/tokens_per_s": report.metrics.get("tokens/drawn", 0.0) / seconds,
+            "sampling/tokens_per_s": self._drawn.per_second(samplers["sampling/tokens_drawn"]),
             **report.metrics,
+            **consumed,
             **of_groups(played),
-            **of_samplers(await self._fleet.router.status()),
+            **samplers,
         }
         self._sink.record(row)
         self._console.step(row, total=self._config.trainer.steps)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 
 from etude.rollout.group import PlayedGroup
 from etude.types import Node, Outcome, SamplerStatus, Trajectory
@@ -42,8 +43,8 @@ def of_groups(played: Sequence[PlayedGroup]) -> dict[str, float]:
 
 
 def of_samplers(statuses: Sequence[SamplerStatus]) -> dict[str, float]:
-    """Return metrics of the samplers, by pool."""
-    row: dict[str, float] = {}
+    """Return metrics of the samplers, by pool and in all."""
+    row = {"sampling/tokens_drawn": float(sum(status.tokens_drawn for status in statuses))}
     for pool in {status.pool for status in statuses}:
         members = [status for status in statuses if status.pool == pool]
         row |= {
@@ -56,17 +57,30 @@ def of_samplers(statuses: Sequence[SamplerStatus]) -> dict[str, float]:
     return row
 
 
+class Rate:
+    """Growth of a count per second, from one look to the next."""
+
+    def __init__(self, count: float) -> None:
+        self._count = count
+        self._time = perf_counter()
+
+    def per_second(self, count: float) -> float:
+        """Return how fast the count grew since the last look; a count that fell was started anew."""
+        now = perf_counter()
+        grown = count - self._count if count >= self._count else count
+        rate = grown / max(now - self._time, 1e-9)
+        self._count, self._time = count, now
+        return rate
+
+
 def _capture(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return which share of the drawn tokens arrived with everything about how they were drawn."""
     nodes = [node for trajectory in trajectories for node in trajectory.nodes]
     drawn = max(1, _num_drawn(nodes))
-    versioned = sum(run.count for node in nodes for run in node.completion.versions)
-    supported = sum(_num_supported(node) for node in nodes)
-    routed = sum(len(node.completion.token_ids) for node in nodes if node.completion.experts is not None)
     return {
-        "capture/version_fraction": versioned / drawn,
-        "capture/support_fraction": supported / drawn,
-        "capture/experts_fraction": routed / drawn,
+        "capture/version_fraction": sum(run.count for node in nodes for run in node.completion.versions) / drawn,
+        "capture/support_fraction": sum(map(_num_supported, nodes)) / drawn,
+        "capture/experts_fraction": sum(map(_num_routed, nodes)) / drawn,
     }
 
 
@@ -75,6 +89,16 @@ def _num_supported(node: Node) -> int:
     if support is None:
         return 0
     return sum(count > 0 for count in memoryview(support.counts).cast("H"))
+
+
+def _num_routed(node: Node) -> int:
+    """Return how many tokens arrived with the experts of every position that they were drawn from."""
+    experts = node.completion.experts
+    if experts is None:
+        return 0
+    # The last drawn token was no input yet; a parent's last one is an input of this call.
+    expected = len(node.prompt_ids) + len(node.completion.token_ids) - (node.parent is None)
+    return max(0, len(node.completion.token_ids) - (expected - experts.num_positions))
 
 
 def _num_drawn(nodes: Iterable[Node]) -> int:
