@@ -88,29 +88,38 @@ TEST = """#!/bin/sh
 if [ $(( $(wc -c < /app/answer.txt) % 2 )) = 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt
 """
 
-TASK = 'schema_version = "1.4"\n[task]\nname = "coin/{0}"\n[environment]\nnetwork_mode = "no-network"\n[verifier]\nenvironment_mode = "separate"\n'
+TASK = """schema_version = "1.4"
+[task]
+name = "coin/{0}"
+[environment]
+network_mode = "no-network"
+[verifier]
+environment_mode = "separate"
+"""
 
 
 class Command:
     """A running `etude` command whose lines are read as JSON."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdout
         self.process = process
+        self.lines = process.stdout
         self.events: list[dict] = []
         self.errors = ""
 
     async def until_step(self, step: int) -> None:
-        async for line in self.process.stdout:
+        async for line in self.lines:
             self.events.append(json.loads(line))
             if self.events[-1].get("step") == step:
                 return
-        pytest.fail(f"ended before step {step}: {(await self.process.stderr.read()).decode()}")
+        pytest.fail(f"ended before step {step} with exit code {await self.end()}: {self.errors}")
 
     async def end(self) -> int:
         output, errors = await self.process.communicate()
         self.events += map(json.loads, output.splitlines())
         self.errors = errors.decode()
-        return self.process.returncode
+        return await self.process.wait()
 
     @property
     def steps(self) -> list[int]:
@@ -132,14 +141,14 @@ async def start(command: str, recipe: Path, directory: Path, *settings: str) -> 
     return Command(process)
 
 
-def processes_of(directory: Path) -> list[str]:
-    """Command lines of all processes that descend from a command on this run directory."""
-    found = []
+def processes_of(directory: Path) -> dict[int, str]:
+    """Command lines, by process id, of all processes that descend from a command on this run directory."""
+    found = {}
     mark = f"ETUDE_MARK={directory}\0".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if mark in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:
             continue
     return found

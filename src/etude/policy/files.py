@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType]
 from torch import Tensor
 
-from etude.errors import PolicyError
+from etude.errors import HostError, PolicyError
 from etude.policy.decoder import Decoder
 from etude.policy.shape import PolicyShape
 
@@ -60,7 +60,8 @@ def save_policy(
 ) -> None:
     """Write a directory that `load_policy` and `transformers.AutoModelForCausalLM` read.
 
-    `files` are further files by plain name, such as `tokenizer.json`. Weights beyond `shard_bytes` are split.
+    `files` are further files by plain name, such as `tokenizer.json`. Weights beyond `shard_bytes` are split. Raises
+    `HostError` when the disk refuses.
     """
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)
@@ -69,7 +70,11 @@ def save_policy(
     index: dict[str, str] = {}
     for number, shard in enumerate(shards, start=1):
         name = f"model-{number:05d}-of-{len(shards):05d}.safetensors" if len(shards) > 1 else "model.safetensors"
-        save_file(shard, root / name, metadata={"format": "pt"})
+        try:
+            save_file(shard, root / name, metadata={"format": "pt"})
+        except SafetensorError as error:
+            msg = f"{root / name} cannot be written ({error}): free some space and run the same command again"
+            raise HostError(msg) from error
         index |= dict.fromkeys(shard, name)
     if len(shards) > 1:
         total = sum(tensor.nbytes for shard in shards for tensor in shard.values())

@@ -6,7 +6,7 @@ import sys
 import torch
 
 from etude.config import PoolSection
-from etude.errors import RunError, StoreError
+from etude.errors import ConfigError, RunError, StoreError
 from etude.policy.files import load_shape
 from etude.runtime.children import parent_gone, say_ready
 from etude.runtime.directory import RunDirectory
@@ -24,7 +24,10 @@ async def serve_sampler(url: str, pool_name: str, index: int) -> None:
     """Serve one replica of a pool until the parent process is gone."""
     run = RunDirectory.open(url)
     config = await run.config()
-    pool = next(pool for pool in config.pools if pool.name == pool_name)
+    pool = next((pool for pool in config.pools if pool.name == pool_name), None)
+    if pool is None:
+        msg = f"{url} has no pool {pool_name!r}: its pools are {', '.join(pool.name for pool in config.pools)}"
+        raise ConfigError(msg)
     torch.set_num_threads(pool.threads)
     follower = Follower(run.store, clock=SystemClock(), poll_s=config.weights.poll_s)
     first = await _first_weights(follower)

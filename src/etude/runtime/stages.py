@@ -11,12 +11,12 @@ import msgspec
 
 from etude.config import RunConfig
 from etude.dashboard.report import write_report
-from etude.errors import RunError
-from etude.evaluation.suite import EvalPlan, EvalReport, evaluate, report_key
 from etude.runtime.checkpoints import latest_checkpoint
 from etude.runtime.controller import Controller
 from etude.runtime.directory import EvalSummary, RunDirectory
 from etude.runtime.fleet import Fleet, open_fleet, sandboxes, trainer_child
+from etude.runtime.learning import pretrain, sft
+from etude.runtime.measuring import measure
 from etude.runtime.recorder import Recorder
 from etude.runtime.settings import Settings
 from etude.runtime.task_sets import TaskSets, task_sets
@@ -24,7 +24,6 @@ from etude.runtime.watch import watching
 from etude.telemetry.console import Console
 from etude.telemetry.sink import JsonlSink
 from etude.training.client import TrainerClient
-from etude.types import Trajectory
 from etude.weights.reader import read_head
 
 Stage = Literal["pretrain", "sft", "eval", "train"]
@@ -118,10 +117,7 @@ class StageRunner:
         return when in summary.eval if stage == "eval" else stage in summary.stages
 
     async def _learn(self, stage: Stage) -> None:
-        # Imported here: it loads torch into this process, which the other stages do without.
-        from etude.runtime import learning  # noqa: PLC0415
-
-        work = learning.pretrain if stage == "pretrain" else learning.sft
+        work = pretrain if stage == "pretrain" else sft
         await work(self._run, self._config, self._sink, self._console)
 
     async def _note_done(self, name: str, seconds: float) -> None:
@@ -134,35 +130,8 @@ class StageRunner:
 
     async def _evaluate(self, when: str | None) -> None:
         fleet, _ = await self._open()
-        tasks = self._task_sets().heldout
-        head = await read_head(self._run.store)
-        assert head is not None
-        await fleet.wait_until_served(head)
-        version = head.version
-        plan = EvalPlan(
-            attempts=self._config.eval.attempts,
-            seed=self._config.run.seed,
-            concurrency=self._config.environment.concurrency,
-        )
-        with self._console.progress(f"eval of version {version}", len(tasks) * plan.attempts) as advance:
-
-            def told(_: Trajectory) -> None:
-                advance(1)
-
-            async with self._watching(fleet):
-                report = await evaluate(fleet.player, tasks, plan, version=version, on_trajectory=told)
-        await self._keep(report, when or ("before" if version == 0 else "after"))
-
-    async def _keep(self, report: EvalReport, when: str) -> None:
-        await self._run.store.put(
-            report_key(report.version), msgspec.json.format(msgspec.json.encode(report), indent=1)
-        )
-        if not report.is_valid:
-            msg = (
-                f"{report.infra_failures} of {report.attempts * report.tasks} attempts failed for reasons that are not "
-                f"the policy's ({report.failures}); see {self._run.url}/logs and etude show {self._run.url}"
-            )
-            raise RunError(msg)
+        async with self._watching(fleet):
+            report = await measure(self._run, self._config, fleet, self._task_sets().heldout, self._console)
         summary = await self._run.summary(seed=self._config.run.seed)
         measured = EvalSummary(
             pass_rate=report.pass_rate,
@@ -171,6 +140,7 @@ class StageRunner:
             interval=report.interval,
             version=report.version,
         )
+        when = when or ("before" if report.version == 0 else "after")
         await self._run.write_summary(msgspec.structs.replace(summary, eval={**summary.eval, when: measured}))
         self._sink.record(
             {
@@ -180,11 +150,6 @@ class StageRunner:
                 "eval/pass_rate": report.pass_rate,
                 "eval/reward_mean": report.mean_reward,
             }
-        )
-        low, high = report.interval
-        self._console.note(
-            f"version {report.version} passes {report.pass_rate:.1%} of {report.tasks} held-out tasks "
-            f"({report.attempts} attempts each, 95 % interval {low:.1%} to {high:.1%})"
         )
 
     async def _train(self) -> float:

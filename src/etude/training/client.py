@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from etude.errors import RunError
-from etude.training.records import Accumulated, TrainerStatus
+from etude.training.records import Accumulated, Refusal, TrainerStatus
 from etude.types import Group, StepReport
 
 Answer = TypeVar("Answer")
@@ -66,7 +66,9 @@ class TrainerClient:
         try:
             if ok:
                 return msgspec.msgpack.decode(data, type=answer)
-            refusal = msgspec.msgpack.decode(data, type=dict[str, str]).get("error", "")
+            refusal = msgspec.msgpack.decode(data, type=Refusal)
         except msgspec.MsgspecError as error:
             raise RunError(f"the trainer at {self._url} broke down in {path}; see its log") from error
-        raise RunError(f"the trainer refused {path}: {refusal}")
+        refused = RunError(f"the trainer refused {path}: {refusal.error}")
+        refused.exit_code = refusal.exit_code
+        raise refused

@@ -28,3 +28,11 @@ class TrainerStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Trained tokens in the step under way."""
     working: str = ""
     """Call being served; empty when idle."""
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a trainer does not do what it was asked."""
+
+    error: str
+    exit_code: int = 1
+    """What a command that this ends should end with."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from etude.errors import EtudeError, HostError
 from etude.training.checkpoint import checkpoint
+from etude.training.records import Refusal
 from etude.training.trainer import Trainer
 from etude.types import Group, StepReport
 
@@ -130,7 +131,7 @@ class TrainerService:
         try:
             return _packed(await self._call(name, work))
         except EtudeError as error:
-            return _refused(_STATUS_REFUSED, str(error))
+            return _refused(_STATUS_REFUSED, str(error), exit_code=error.exit_code)
 
     async def _call(self, name: str, work: Callable[[], Result]) -> Result:
         def named() -> Result:
@@ -148,7 +149,6 @@ def _packed(answer: object) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
 
 
-def _refused(status: int, message: str) -> web.Response:
-    return web.Response(
-        status=status, body=msgspec.msgpack.encode({"error": message}), content_type="application/msgpack"
-    )
+def _refused(status: int, message: str, *, exit_code: int = 1) -> web.Response:
+    body = msgspec.msgpack.encode(Refusal(error=message, exit_code=exit_code))
+    return web.Response(status=status, body=body, content_type="application/msgpack")
