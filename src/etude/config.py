@@ -221,7 +221,7 @@ class PretrainSection(OptimizerSection):
     """Tokens to train on."""
     batch_tokens: PositiveInt = 4096
     """Tokens of one optimizer step."""
-    threads: PositiveInt = 2
+    threads: PositiveInt = 1
     """CPU threads."""
     documents: PositiveInt = 4000
     """Source documents generated for it, none of them from a held-out task."""
@@ -238,7 +238,7 @@ class SftSection(OptimizerSection):
     """Times that each is trained on."""
     batch_tokens: PositiveInt = 4096
     """Tokens of one optimizer step."""
-    threads: PositiveInt = 2
+    threads: PositiveInt = 1
     """CPU threads."""
 
 

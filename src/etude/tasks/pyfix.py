@@ -173,8 +173,8 @@ def digest(problem: Problem) -> str:
 
 
 def instruction(problem: Problem) -> str:
-    """What the agent is asked."""
-    return f"One line of {problem.module}.py does not do what its docstring says. Repair it."
+    """What the agent is asked: the text of instruction.md."""
+    return f"One line of {problem.module}.py does not do what its docstring says. Repair it.\n"
 
 
 def write_task(problem: Problem, directory: Path) -> Path:
@@ -183,7 +183,7 @@ def write_task(problem: Problem, directory: Path) -> Path:
     for folder in ("environment", "tests", "solution"):
         (task / folder).mkdir(parents=True, exist_ok=True)
     module = f"{problem.module}.py"
-    (task / "instruction.md").write_text(instruction(problem) + "\n")
+    (task / "instruction.md").write_text(instruction(problem))
     (task / "task.toml").write_text(
         'schema_version = "1.4"\n'
         f'[task]\nname = "pyfix/{task.name}"\nversion = "1"\n'

@@ -51,7 +51,7 @@ def _mistake(problem: Problem, random: Random) -> list[str]:
 def _calls(problem: Problem, commands: list[str]) -> Iterator[Message]:
     for number, command in enumerate(commands):
         yield _call("shell", {"command": command}, number)
-        output = numbered(problem.broken).rstrip("\n") if number == 0 else DONE
+        output = numbered(problem.broken) if number == 0 else DONE
         yield {"role": "tool", "tool_call_id": f"call_{number}", "content": output}
     yield _call("submit", {}, len(commands))
 
