@@ -1,10 +1,12 @@
 # pyright: basic
 """The run-time, with all its processes, against the algorithm on one page.
 
-Both start from one policy and one seed. The policy learned two tasks by heart in seconds, from demonstrations half of
-which fail: its attempts are real ones, with tool calls that work and some that do not, and rewards that differ within a
-group. Numbers differ in their last bits only, because one side batches and caches; a token drawn differently would mean
-that a random number fell within those bits of an edge of the CDF, which at this seed none does.
+Both start from one policy, made in seconds: it half knows how to repair three modules. It is asked to repair them where
+nothing is broken, so that an attempt passes unless it breaks something: whatever such a policy knows, attempts of one
+group differ, and there is a loss to compare.
+
+Numbers differ in their last bits only, since one side batches and caches. A token drawn differently would mean that a
+random number fell within those bits of an edge of the CDF; at this seed none does.
 """
 
 import importlib.util
@@ -12,25 +14,26 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 
+from etude.config import RunConfig
+from etude.runtime.task_sets import training_problems
 from etude.store.groups import decode_group, group_key
+from etude.tasks import pyfix
 
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "minimal_grpo.py"
-SEED, STEPS, GROUPS, GROUP_SIZE, LR = 0, 3, 2, 4, 2e-3
-RECIPE = f"""
-stages = ["pretrain", "sft", "train"]
+SEED, STEPS, GROUPS, GROUP_SIZE, LR = 0, 3, 2, 5, 2e-3
+LEARNING = f"""
+stages = ["pretrain", "sft"]
 run = {{ seed = {SEED} }}
-tasks = {{ family = "pyfix", num_train = 2, num_heldout = 1 }}
-environment = {{ require = [] }}
-pools = [{{ name = "exact", view = "fp32" }}]
-rollout = {{ groups_per_step = {GROUPS}, group_size = {GROUP_SIZE}, max_staleness = 0 }}
-trainer = {{ steps = {STEPS}, lr = {LR} }}
+tasks = {{ family = "pyfix", num_train = 3, num_heldout = 1 }}
+pretrain = {{ documents = 100, tokens = 1000, threads = 1 }}
 
 [policy.shape]
 vocab = 420
@@ -43,33 +46,51 @@ experts = 4
 expert_hidden = 48
 context = 384
 
-[pretrain]
-documents = 100
-tokens = 1000
-threads = 1
-
 [sft]
 demonstrations = 60
-good_share = 0.6
-epochs = 10
-batch_tokens = 1024
-lr = 0.01
+epochs = 8
+batch_tokens = 768
+lr = 0.005
 beta2 = 0.95
-warmup_steps = 5
 threads = 1
+"""
+PRACTICE = f"""
+stages = ["train"]
+run = {{ seed = {SEED} }}
+environment = {{ require = [] }}
+pools = [{{ name = "exact", view = "fp32" }}]
+rollout = {{ groups_per_step = {GROUPS}, group_size = {GROUP_SIZE}, max_staleness = 0 }}
+trainer = {{ steps = {STEPS}, lr = {LR} }}
 """
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def policy(tmp_path_factory):
+    """A model directory."""
+    directory = tmp_path_factory.mktemp("learning")
+    (directory / "learning.toml").write_text(LEARNING)
+    etude("run", directory / "learning.toml", "--set", f"run.url={directory / 'run'}")
+    return directory / "run" / "policy" / "sft"
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory):
+    """The tasks that the policy saw demonstrations of, with modules that are right already."""
+    directory = tmp_path_factory.mktemp("tasks")
+    for problem in training_problems(RunConfig.model_validate(tomllib.loads(LEARNING))):
+        task = pyfix.write_task(problem, directory)
+        (task / "environment" / f"{problem.module}.py").write_text("\n".join(problem.right) + "\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def run(policy, tasks, tmp_path_factory):
     """The directory of a finished run."""
-    directory = tmp_path_factory.mktemp("oracle")
-    recipe = directory / "recipe.toml"
-    recipe.write_text(RECIPE)
-    command = [sys.executable, "-m", "etude.cli.main", "run", recipe, "--set", f"run.url={directory / 'run'}"]
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    directory = tmp_path_factory.mktemp("practice")
+    (directory / "practice.toml").write_text(PRACTICE)
+    settings = {"run.url": directory / "run", "policy.path": policy, "tasks.train": tasks}
+    overrides = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    etude("run", directory / "practice.toml", *overrides)
     return directory / "run"
 
 
@@ -89,8 +110,8 @@ def rows(run):
 
 
 @pytest.fixture(scope="module")
-def oracle(run):
-    """What the example does from the policy that the run started from."""
+def oracle(policy, tasks):
+    """What the example does, step by step."""
     spec = importlib.util.spec_from_file_location("minimal_grpo", EXAMPLE)
     assert spec is not None
     assert spec.loader is not None
@@ -99,15 +120,7 @@ def oracle(run):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return example.train(
-            run / "policy" / "sft",
-            run / "tasks" / "train",
-            seed=SEED,
-            steps=STEPS,
-            groups=GROUPS,
-            group_size=GROUP_SIZE,
-            lr=LR,
-        )
+        return example.train(policy, tasks, seed=SEED, steps=STEPS, groups=GROUPS, group_size=GROUP_SIZE, lr=LR)
     finally:
         torch.set_num_threads(threads)
 
@@ -136,6 +149,18 @@ def test_the_trainer_computes_the_losses_and_gradients_of_the_oracle(rows, oracl
     # The sum of a step's losses is small beside its terms, of which f32 keeps seven digits.
     assert [row["trainer/loss"] for row in rows] == pytest.approx([step.loss for step in oracle], rel=1e-4, abs=1e-7)
     assert [row["trainer/grad_norm"] for row in rows] == pytest.approx([step.grad_norm for step in oracle], rel=1e-3)
+
+
+def etude(*arguments):
+    ended = subprocess.run(
+        [sys.executable, "-m", "etude.cli.main", *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def tokens_of(trajectory):
