@@ -18,7 +18,8 @@ _PIECES = r'\{"name": "\w+", "arguments": \{("\w+": ")?|\n *| ?[A-Za-z_]+| *\d|\
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
     """Return a byte-pair tokenizer of at most `vocab_size` tokens, learned from the texts.
 
-    Every byte is a token, so `decode(encode(text))` gives back any text; the special tokens come first.
+    Every byte is a token, so decoding gives back any text that was encoded, unless it skips special tokens; those
+    come first.
     """
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = Sequence(  # pyright: ignore[reportAttributeAccessIssue]
