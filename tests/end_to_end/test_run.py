@@ -1,12 +1,14 @@
 # pyright: basic
 """Whole runs through the command line, with every process that a user's run has."""
 
+import asyncio
 import json
 import signal
-from collections import Counter
 
 import pytest
 from run_kit import gone, processes_of, start
+
+from etude.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -31,29 +33,29 @@ def test_a_policy_is_made_from_nothing_and_measured(from_nothing):
     assert (from_nothing / "report.html").is_file()
 
 
-async def test_a_run_that_is_killed_goes_on_at_its_checkpoint_to_the_end(coin, tmp_path):
-    directory = tmp_path / "run"
-    command = await start("run", coin, directory)
-    await command.until_step(3)
-    assert len(processes_of(directory)) >= 4
-    command.process.kill()
-    await command.process.wait()
-    await gone(directory)
+@pytest.fixture(scope="module")
+def killed_and_finished(coin, tmp_path_factory):
+    """A run that was killed after its third step and run again to its end, with the steps of the second time."""
+    directory = tmp_path_factory.mktemp("killed") / "run"
 
-    resumed = await start("run", coin, directory)
-    assert await resumed.end() == 0, resumed.errors
-    assert resumed.steps == [3, 4, 5, 6]
-    await gone(directory)
-    check_finished(directory)
-    check_steps(rows_of(directory, "train"))
+    async def play():
+        command = await start("run", coin, directory)
+        await command.until_step(3)
+        assert len(processes_of(directory)) >= 4
+        command.process.kill()
+        await command.process.wait()
+        await gone(directory)
+        resumed = await start("run", coin, directory)
+        assert await resumed.end() == 0, resumed.errors
+        await gone(directory)
+        return resumed.steps
 
-    again = await start("run", coin, directory)
-    assert await again.end() == 0, again.errors
-    assert not again.steps
-    assert "train is done" in again.notes
+    return directory, asyncio.run(play())
 
 
-def check_finished(directory):
+def test_a_run_that_is_killed_goes_on_at_its_checkpoint_to_the_end(killed_and_finished):
+    directory, steps = killed_and_finished
+    assert steps == [3, 4, 5, 6]
     summary = json.loads((directory / "summary.json").read_text())
     assert list(summary["stages"]) == ["eval_before", "train", "eval_after"]
     for when, version in (("before", 0), ("after", STEPS)):
@@ -61,22 +63,65 @@ def check_finished(directory):
         assert (measured["version"], measured["tasks"], measured["attempts"]) == (version, 1, 2)
         assert 0.0 <= measured["pass_rate"] <= 1.0
         assert (directory / f"evals/{version}/report.json").is_file()
-    assert [row["version"] for row in rows_of(directory, "eval")] == [0, STEPS]
+    assert [row["version"] for row in rows_of(directory, "eval")][:2] == [0, STEPS]
     assert "<svg" in (directory / "report.html").read_text()
 
 
-def check_steps(rows):
+def test_versions_grow_by_one_and_never_repeat_within_a_lineage(killed_and_finished):
+    rows = rows_of(killed_and_finished[0], "train")
     assert all({"step", "version", "time", "lineage"} <= row.keys() for row in rows)
     assert all(row["version"] == row["step"] for row in rows)
-    assert max(Counter((row["lineage"], row["version"]) for row in rows).values()) == 1
-    assert [row["version"] for row in rows[-4:]] == [3, 4, 5, 6]
-    assert rows[0]["lineage"] != rows[-1]["lineage"]
+    lineages = list(dict.fromkeys(row["lineage"] for row in rows))
+    assert len(lineages) == 2
+    before, after = ([row["version"] for row in rows if row["lineage"] == lineage] for lineage in lineages)
+    assert before[:3] == [1, 2, 3]
+    assert before == list(range(1, len(before) + 1))
+    assert after == [3, 4, 5, 6]
+
+
+def test_staleness_is_bounded_and_everything_about_each_drawn_token_arrives(killed_and_finished):
+    rows = rows_of(killed_and_finished[0], "train")
     assert 0 <= max(row["staleness/max_versions"] for row in rows) <= MAX_STALENESS
-    captured = {value for row in rows for name, value in row.items() if name.startswith("capture/")}
-    assert captured == {1.0}
+    captured = {name: row[name] for row in rows for name in row if name.startswith("capture/")}
+    assert captured == dict.fromkeys([f"capture/{what}_fraction" for what in ("version", "support", "experts")], 1.0)
     assert max(row["sampling/tokens_per_s"] for row in rows) > 0.0
     assert sum(row["tokens/trained"] for row in rows) > 0
     assert max(row["sampling/swaps_count/rounded"] for row in rows) > 0
+
+
+async def test_a_finished_run_takes_no_step_more(killed_and_finished, coin):
+    again = await start("run", coin, killed_and_finished[0])
+    assert await again.end() == 0, again.errors
+    assert not again.steps
+    assert "train is done" in again.notes
+
+
+async def test_a_finished_run_can_be_measured_again(killed_and_finished, coin):
+    directory, _ = killed_and_finished
+    command = await start("eval", coin, directory, "eval.attempts=3")
+    assert await command.end() == 0, command.errors
+    assert f"version {STEPS} passes" in command.notes
+    assert json.loads((directory / "summary.json").read_text())["eval"]["after"]["attempts"] == 3
+    await gone(directory)
+
+
+def test_a_finished_run_is_told_and_shown(killed_and_finished, capsys):
+    run = str(killed_and_finished[0])
+    assert main(["status", run, "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert (status["version"], status["steps"], status["unreadable"]) == (STEPS, STEPS, [])
+    assert main(["status", run]) == 0
+    assert "complete" in capsys.readouterr().out
+    assert main(["show", run, "--json", "--last", "999"]) == 0
+    rollouts = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    trained = [rollout["name"] for rollout in rollouts if rollout["name"].startswith("g0")]
+    assert len(trained) >= STEPS * 2 * 4
+    assert main(["show", run, trained[0]]) == 0
+    assert "Say flip-" in capsys.readouterr().out
+    assert main(["show", run, trained[0], "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema_version"].startswith("ATIF")
+    assert document["steps"][1]["source"] == "agent"
 
 
 async def test_ctrl_c_drains_and_the_same_command_resumes(coin, tmp_path):
