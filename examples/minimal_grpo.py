@@ -1,10 +1,10 @@
 """The whole algorithm on one page: an agent model learns from the rewards of its own attempts.
 
-    python examples/minimal_grpo.py MODEL TASKS [--steps 3] [--seed 0]
+    python examples/minimal_grpo.py POLICY TASKS [--steps 3] [--seed 0]
 
-MODEL is a Hugging Face model directory and TASKS a directory of `pyfix` tasks, such as the quickstart leaves in its run
-directory: `policy/sft` and `tasks/train`. A step plays a group of attempts at each of a few tasks, compares attempts
-with their group, and updates the weights once. Read it from the bottom: `train`, `play`, `answer`, `loss_of`.
+POLICY is a Hugging Face model directory and TASKS a directory of `pyfix` tasks, such as the quickstart leaves in its
+run directory: `policy/sft` and `tasks/train`. A step plays a group of attempts at each of a few tasks, compares each
+with its group, and updates the weights once. Read it from the bottom: `train`, `play`, `answer`, `loss_of`.
 
 There is one process, no batching and no cache: every token costs a forward pass over the whole conversation, in the
 network of transformers and not in ours. It is slow so that it is obviously right, and the run-time is held to it: with
@@ -52,8 +52,7 @@ TOOLS = json.loads("""[
     {"type": "function", "function": {"name": "shell",
      "description": "Run a command with /bin/sh and return its output.",
      "parameters": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}}},
-    {"type": "function", "function": {"name": "submit",
-     "description": "End the task.",
+    {"type": "function", "function": {"name": "submit", "description": "End the task.",
      "parameters": {"type": "object", "properties": {}}}}
 ]""")
 
@@ -221,6 +220,7 @@ def train(policy: Path, tasks: Path, *, seed: int, steps: int, groups: int, grou
         num_tokens = sum(len(attempt.drawn) for attempt in attempts)
         loss = 0.0
         for group in played:
+            # Not divided by the deviation as well: that would up-weight groups that the policy has nearly solved.
             mean = sum(attempt.reward for attempt in group) / group_size
             for attempt in group:
                 part = loss_of(model, attempt, attempt.reward - mean) / num_tokens
@@ -235,15 +235,10 @@ def train(policy: Path, tasks: Path, *, seed: int, steps: int, groups: int, grou
     return done
 
 
-def main() -> None:
-    """Read the command line and train."""
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="GRPO on one page; see the top of the file.")
     parser.add_argument("policy", type=Path)
     parser.add_argument("tasks", type=Path)
     for name, default in (("seed", 0), ("steps", 3), ("groups", 4), ("group-size", 8), ("lr", 1e-3)):
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="default: %(default)s")
     train(**vars(parser.parse_args()))
-
-
-if __name__ == "__main__":
-    main()
