@@ -10,6 +10,8 @@ import pytest
 
 from etude.errors import RunError
 from etude.runtime.children import child, etude_command
+from etude.runtime.directory import RunDirectory
+from etude.runtime.settings import load_settings
 from etude.runtime.watch import watching
 
 PATIENT = "import sys; print('hello', 'ready http://127.0.0.1:1', sep=chr(10), flush=True); sys.stdin.read()"
@@ -72,6 +74,17 @@ async def test_a_real_sampler_that_finds_no_run_says_so(tmp_path):
             await sampler.wait_until_ready(60)
 
 
+async def test_a_sampler_that_still_waits_for_weights_ends_as_soon_as_it_is_asked_to(tmp_path):
+    (tmp_path / "recipe.toml").write_text("")
+    await RunDirectory.open(str(tmp_path / "run")).adopt(load_settings(tmp_path / "recipe.toml", (), {}))
+    command = etude_command("serve-sampler", str(tmp_path / "run"), "--pool", "local")
+    async with child("sampler", command, log=tmp_path / "log") as sampler:
+        with pytest.raises(RunError, match="did not come up within 6 s"):
+            await sampler.wait_until_ready(6)
+    with pytest.raises(RunError, match="the sampler ended with exit code 0"):
+        await sampler.watch()
+
+
 async def kill_and_wait(helper):
     os.kill(helper.process_id, signal.SIGKILL)
     await asyncio.Event().wait()
@@ -109,9 +122,9 @@ from etude.runtime.children import child
 
 PATIENT = '''
 import asyncio
-from etude.runtime.children import parent_gone, say_ready
+from etude.runtime.children import say_ready, until_parent_gone
 say_ready("here")
-asyncio.run(parent_gone())
+asyncio.run(until_parent_gone(asyncio.Event().wait()))
 '''
 
 async def main():

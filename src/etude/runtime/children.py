@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from etude.errors import HostError, PolicyError, RunError
 
@@ -108,8 +109,18 @@ def etude_command(*arguments: str) -> tuple[str, ...]:
     return (sys.executable, "-m", "etude.cli.main", "--traceback", *arguments)
 
 
-async def parent_gone() -> None:
-    """Return when standard input closes: the process that started this one has ended, or wants it to."""
+async def until_parent_gone(work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of a child; cancel it when the process that started this one has ended, or wants it to end."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_parent_gone())
+    await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    leaving.cancel()
+    working.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await working
+
+
+async def _parent_gone() -> None:
+    """Return when standard input closes."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

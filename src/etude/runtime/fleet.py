@@ -59,17 +59,19 @@ class Fleet:
 
 
 @asynccontextmanager
-async def open_fleet(run: RunDirectory, config: RunConfig, recorder: Recorder) -> AsyncGenerator[Fleet]:
+async def open_fleet(run: RunDirectory, config: RunConfig, trainer: Child, recorder: Recorder) -> AsyncGenerator[Fleet]:
     """Start samplers, gateway and sandboxes, and stop them at the end of the block.
 
-    The run's weights must be published. Raise what `sandboxes` raises, and `RunError` when a sampler does not come up.
+    The trainer comes up at the same time: samplers wait for the version that it publishes. Raise what `sandboxes`
+    raises, and `RunError` when a process does not come up.
     """
     async with AsyncExitStack() as stack:
         backend = await stack.enter_async_context(sandboxes(config))
-        children = [await stack.enter_async_context(process) for process in _samplers(run, config)]
+        samplers = [await stack.enter_async_context(process) for process in _samplers(run, config)]
+        children = [trainer, *samplers]
         await asyncio.gather(*(process.wait_until_ready(_START_S) for process in children))
         router = SamplerRouter()
-        for process in children:
+        for process in samplers:
             router.add(await stack.enter_async_context(SamplerClient(process.url)))
         gateway = Gateway(
             sampler=router,
@@ -110,17 +112,14 @@ async def sandboxes(config: RunConfig) -> AsyncGenerator[LocalBackend]:
         await backend.close()
 
 
-@asynccontextmanager
-async def trainer_child(run: RunDirectory, config: RunConfig) -> AsyncGenerator[Child]:
+def trainer_child(run: RunDirectory, config: RunConfig) -> AbstractAsyncContextManager[Child]:
     """Start the trainer's process; once it is ready, its version is published."""
-    async with child(
+    return child(
         "trainer",
         etude_command("serve-trainer", run.url),
         log=run.local / "logs" / "trainer.log",
         environment=_environment(config.trainer.threads),
-    ) as process:
-        await process.wait_until_ready(_START_S)
-        yield process
+    )
 
 
 def _samplers(run: RunDirectory, config: RunConfig) -> Iterator[AbstractAsyncContextManager[Child]]:

@@ -5,10 +5,9 @@ import sys
 
 import torch
 
-from etude.config import PoolSection
 from etude.errors import ConfigError, RunError, StoreError
 from etude.policy.files import load_shape
-from etude.runtime.children import parent_gone, say_ready
+from etude.runtime.children import say_ready, until_parent_gone
 from etude.runtime.directory import RunDirectory
 from etude.sampling.decode_loop import Held
 from etude.sampling.engines.torch_engine import TorchEngine
@@ -22,6 +21,10 @@ _FIRST_WEIGHTS_S = 60.0
 
 async def serve_sampler(url: str, pool_name: str, index: int) -> None:
     """Serve one replica of a pool until the parent process is gone."""
+    await until_parent_gone(_open_and_serve(url, pool_name, index))
+
+
+async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
     run = RunDirectory.open(url)
     config = await run.config()
     pool = next((pool for pool in config.pools if pool.name == pool_name), None)
@@ -42,20 +45,15 @@ async def serve_sampler(url: str, pool_name: str, index: int) -> None:
         held=Held(lineage=first.lineage, version=first.version, digest=first.digest),
     )
     del first
-    await _serve(sampler, follower, pool)
+    await _serve(sampler, follower)
 
 
-async def _serve(sampler: EngineSampler, follower: Follower, pool: PoolSection) -> None:
+async def _serve(sampler: EngineSampler, follower: Follower) -> None:
     async with sampler, serving(sampler) as address:
-        following = asyncio.create_task(_follow(sampler, follower), name=f"follow {pool.name}")
-        watching = asyncio.create_task(sampler.watch(), name="engine")
         say_ready(address)
-        leaving = asyncio.create_task(parent_gone(), name="parent")
-        done, pending = await asyncio.wait({following, watching, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        for task in done:
-            task.result()
+        async with asyncio.TaskGroup() as parts:
+            parts.create_task(_follow(sampler, follower), name="follow the weights")
+            parts.create_task(sampler.watch(), name="engine")
 
 
 async def _first_weights(follower: Follower) -> StagedVersion:

@@ -178,11 +178,11 @@ class StageRunner:
         """Start the processes that rollouts need, once for all stages."""
         if self._fleet is None or self._trainer is None:
             self._console.note("starting the trainer, the samplers and the sandboxes")
-            process = await self._stack.enter_async_context(trainer_child(self._run, self._config))
-            self._trainer = await self._stack.enter_async_context(TrainerClient(process.url))
-            recorder = await self._stack.enter_async_context(Recorder(self._run.store))
-            self._fleet = await self._stack.enter_async_context(open_fleet(self._run, self._config, recorder))
-            self._fleet.children.append(process)
+            enter = self._stack.enter_async_context
+            trainer = await enter(trainer_child(self._run, self._config))
+            recorder = await enter(Recorder(self._run.store))
+            self._fleet = await enter(open_fleet(self._run, self._config, trainer, recorder))
+            self._trainer = await enter(TrainerClient(trainer.url))
         return self._fleet, self._trainer
 
     def _task_sets(self) -> TaskSets:

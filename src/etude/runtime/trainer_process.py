@@ -9,7 +9,7 @@ from etude.config import RunConfig
 from etude.errors import StoreError
 from etude.policy.files import load_policy
 from etude.runtime.checkpoints import latest_checkpoint, read_trainer_files, trainer_file_key
-from etude.runtime.children import parent_gone, say_ready
+from etude.runtime.children import say_ready, until_parent_gone
 from etude.runtime.directory import RunDirectory
 from etude.training.checkpoint import restore
 from etude.training.service import TrainerService
@@ -21,6 +21,10 @@ from etude.weights.reader import read_head
 
 async def serve_trainer(url: str) -> None:
     """Serve the trainer of a run until the parent process is gone; its newest version is published first."""
+    await until_parent_gone(_open_and_serve(url))
+
+
+async def _open_and_serve(url: str) -> None:
     run = RunDirectory.open(url)
     config = await run.config()
     torch.set_num_threads(config.trainer.threads)
@@ -34,10 +38,12 @@ async def serve_trainer(url: str) -> None:
     service = TrainerService(trainer, publisher=background, save_checkpoint=save)
     await service.publish()
     await service.start()
-    say_ready(f"http://127.0.0.1:{service.port}")
-    await parent_gone()
-    await service.stop()
-    background.close()
+    try:
+        say_ready(f"http://127.0.0.1:{service.port}")
+        await asyncio.Event().wait()
+    finally:
+        await service.stop()
+        background.close()
 
 
 async def _open_trainer(run: RunDirectory, config: RunConfig) -> Trainer:
