@@ -208,6 +208,8 @@ class TrainerSection(OptimizerSection):
 
     steps: PositiveInt = 20
     """Optimizer steps of the run."""
+    final_lr_share: Fraction = 1.0
+    """Share of the learning rate that is left at the last step; it falls on a line from the first one."""
     row_tokens: PositiveInt = 4096
     """Tokens per packed micro-batch."""
     threads: PositiveInt = 1

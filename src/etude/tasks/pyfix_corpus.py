@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from random import Random
 
-from etude.tasks.pyfix import Problem, instruction, numbered, replace_line
+from etude.tasks.pyfix import Problem, instruction, numbered
 
 Message = dict[str, object]
 
@@ -19,39 +19,39 @@ def source(problem: Problem) -> str:
 
 def shell_log(problem: Problem) -> list[Message]:
     """Return what a shell tool recorded while somebody read the faulty module and repaired it: no task, no end."""
-    return list(_calls(problem, [f"cat -n {problem.module}.py", problem.repair]))[:-2]
+    read, repair = (f"cat -n {problem.module}.py", numbered(problem.broken)), (problem.repair, DONE)
+    return list(_calls([read, repair]))[:-2]
 
 
 def demonstrations(chosen: list[Problem], *, seed: str, good_share: float) -> Iterator[tuple[Problem, list[Message]]]:
     """Yield a conversation per problem, without its system message: `good_share` of them repair the module.
 
-    The others make the mistakes that hurried people make, each in its share: they hand in without a change, they
-    change a line that was right, or they put back the line as it was.
+    The others make the mistakes of people in a hurry, one third each: they submit what they read, they show the repair
+    but forget to write it (`sed` without `-i`), or they delete the faulty line.
     """
     random = Random(f"demonstrations-{seed}")
     for problem in chosen:
-        commands = [f"cat -n {problem.module}.py"]
+        commands = [(f"cat -n {problem.module}.py", numbered(problem.broken))]
         if random.random() < good_share:
-            commands.append(problem.repair)
+            commands.append((problem.repair, DONE))
         else:
             commands += _mistake(problem, random)
-        yield problem, [{"role": "user", "content": instruction(problem)}, *_calls(problem, commands)]
+        yield problem, [{"role": "user", "content": instruction(problem)}, *_calls(commands)]
 
 
-def _mistake(problem: Problem, random: Random) -> list[str]:
-    kind = random.choice(("nothing", "other_line", "same_line"))
+def _mistake(problem: Problem, random: Random) -> list[tuple[str, str]]:
+    """Return commands that do not repair the module, with what they print."""
+    kind = random.choice(("nothing", "not_written", "deleted"))
     if kind == "nothing":
         return []
-    if kind == "same_line":
-        return [replace_line(problem.module, problem.line, problem.broken_line)]
-    other = random.choice([index for index in range(len(problem.right)) if index != problem.line])
-    return [replace_line(problem.module, other, problem.right[problem.line])]
+    if kind == "not_written":
+        return [(problem.repair.replace("sed -i ", "sed ", 1), source(problem))]
+    return [(f"sed -i '{problem.line + 1}d' {problem.module}.py", DONE)]
 
 
-def _calls(problem: Problem, commands: list[str]) -> Iterator[Message]:
-    for number, command in enumerate(commands):
+def _calls(commands: list[tuple[str, str]]) -> Iterator[Message]:
+    for number, (command, output) in enumerate(commands):
         yield _call("shell", {"command": command}, number)
-        output = numbered(problem.broken) if number == 0 else DONE
         yield {"role": "tool", "tool_call_id": f"call_{number}", "content": output}
     yield _call("submit", {}, len(commands))
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from etude.config import OptimizerSection
+from etude.config import TrainerSection
 from etude.errors import PolicyError, RunError, StoreError
 from etude.policy.decoder import Decoder
 
@@ -13,7 +13,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 class Optimizer:
     """Turns summed gradients into one update of the weights."""
 
-    def __init__(self, decoder: Decoder, config: OptimizerSection) -> None:
+    def __init__(self, decoder: Decoder, config: TrainerSection) -> None:
         if decoder.embed.dtype is not torch.float32:
             msg = f"master weights must be float32, not {decoder.embed.dtype}; load the policy with torch.float32"
             raise PolicyError(msg)
@@ -35,8 +35,10 @@ class Optimizer:
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the update that makes optimizer step `step`, counted from 1."""
-        warmup = self._config.warmup_steps
-        return self._config.lr * min(1.0, step / warmup) if warmup else self._config.lr
+        config = self._config
+        warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+        done = min(1.0, (step - 1) / max(1, config.steps - 1))
+        return config.lr * warm * (1.0 - (1.0 - config.final_lr_share) * done)
 
     def update(self, *, step: int, divisor: float) -> float:
         """Divide the gradients, clip them to the configured norm, step, and clear them; return the norm before.
