@@ -9,6 +9,7 @@ from etude.config import RunConfig
 from etude.errors import ConfigError, PolicyError
 from etude.runtime.directory import EvalSummary, RunDirectory, Summary
 from etude.runtime.settings import load_settings
+from etude.store.opening import open_store
 
 
 def settings(tmp_path, *overrides):
@@ -95,6 +96,17 @@ async def test_without_a_stage_the_configured_model_is_started_from(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text("{}")
     assert await run.starting_policy(config) == tmp_path / "model"
+
+
+async def test_metrics_of_a_run_far_away_go_with_it_from_machine_to_machine(tmp_path, monkeypatch):
+    store = open_store("memory://")
+    for cache, row in (("one", b"1\n"), ("two", b"2\n"), ("one", b"3\n")):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / cache))
+        run = RunDirectory("memory://far", store)
+        with (await run.fetch_metrics()).open("ab") as file:
+            file.write(row)
+        await run.keep_metrics()
+    assert await store.get("metrics.jsonl") == b"1\n2\n3\n"
 
 
 async def test_a_run_far_away_keeps_its_policies_in_the_store_and_copies_them_here(tmp_path, monkeypatch):

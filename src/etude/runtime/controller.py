@@ -240,5 +240,6 @@ class Controller:
         await self._trainer.checkpoint()
         state, cursor = buffer.state(), self._source.cursor()
         await self._fleet.recorder.flush()
+        await self._run.keep_metrics()
         checkpoint = Checkpoint(step=step, cursor=cursor, buffer=state, seconds=self.seconds)
         await write_checkpoint(self._run.store, checkpoint)

@@ -18,6 +18,7 @@ from etude.store.opening import open_store
 
 CONFIG_KEY = "run.toml"
 SUMMARY_KEY = "summary.json"
+METRICS_KEY = "metrics.jsonl"
 POLICY_STAGES = ("sft", "pretrain")
 """Stages that leave a policy, the one to start from first."""
 
@@ -126,6 +127,25 @@ class RunDirectory:
                     (directory / name).write_bytes(await self.store.get(key))
         return directory
 
+    async def fetch_metrics(self) -> Path:
+        """Return the local file of metrics, with what another machine wrote when the run is far away."""
+        path = self.local / METRICS_KEY
+        if not self._is_local:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                stored = await self.store.get(METRICS_KEY)
+            except ObjectMissingError:
+                stored = b""
+            # Rows after the stored ones were written here before a crash.
+            if not _is_file(path) or not path.read_bytes().startswith(stored):
+                path.write_bytes(stored)
+        return path
+
+    async def keep_metrics(self) -> None:
+        """Put the metrics so far into a run directory that is far away; a local one has them already."""
+        if not self._is_local:
+            await self.store.put(METRICS_KEY, (self.local / METRICS_KEY).read_bytes())
+
     async def starting_policy(self, config: RunConfig, stages: Sequence[str] = POLICY_STAGES) -> Path:
         """Return the model directory to start from: the first that one of the stages has left, else `policy.path`.
 
@@ -157,7 +177,11 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _is_model(directory: Path) -> bool:
-    return (directory / "config.json").is_file()
+    return _is_file(directory / "config.json")
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file()
 
 
 def _cache() -> Path:

@@ -27,7 +27,6 @@ from etude.training.client import TrainerClient
 from etude.weights.reader import read_head
 
 Stage = Literal["pretrain", "sft", "eval", "train"]
-METRICS_PATH = "metrics.jsonl"
 LEARNING: frozenset[Stage] = frozenset(("pretrain", "sft"))
 """Stages that learn from text, without rollouts."""
 
@@ -51,7 +50,7 @@ class StageRunner:
 
     async def __aenter__(self) -> "StageRunner":
         # The lock on the metrics comes first: a second process must not touch a run that goes on.
-        self._sink = JsonlSink(self._run.local / METRICS_PATH)
+        self._sink = JsonlSink(await self._run.fetch_metrics())
         self._stack.callback(self._sink.close)
         try:
             await self._run.adopt(self._settings)
@@ -78,6 +77,7 @@ class StageRunner:
         """Evaluate the newest version, whatever was evaluated before."""
         await self._check(("eval",))
         await self._evaluate(None)
+        await self._run.keep_metrics()
         await write_report(self._run.store)
 
     async def _check(self, stages: tuple[Stage, ...]) -> None:
@@ -126,6 +126,7 @@ class StageRunner:
         await self._run.write_summary(
             msgspec.structs.replace(summary, stages=stages, seconds=round(sum(stages.values()), 2))
         )
+        await self._run.keep_metrics()
         self._console.note(f"{name} took {seconds:.1f} s")
 
     async def _evaluate(self, when: str | None) -> None:
