@@ -108,12 +108,16 @@ class Command:
         self.events: list[dict] = []
         self.errors = ""
 
-    async def until_step(self, step: int) -> None:
+    async def until(self, **wanted: object) -> None:
+        """Read events until one has these values."""
         async for line in self.lines:
             self.events.append(json.loads(line))
-            if self.events[-1].get("step") == step:
+            if wanted.items() <= self.events[-1].items():
                 return
-        pytest.fail(f"ended before step {step} with exit code {await self.end()}: {self.errors}")
+        pytest.fail(f"ended before {wanted} with exit code {await self.end()}: {self.errors}")
+
+    async def until_step(self, step: int) -> None:
+        await self.until(event="step", step=step)
 
     async def end(self) -> int:
         output, errors = await self.process.communicate()

@@ -141,3 +141,15 @@ async def test_ctrl_c_drains_and_the_same_command_resumes(coin, tmp_path):
     assert resumed.steps == list(range(done + 1, STEPS + 1))
     assert len({row["lineage"] for row in rows_of(directory, "train")}) == 1
     await gone(directory)
+
+
+async def test_ctrl_c_ends_pretraining_at_once_and_leaves_no_half_policy(from_nothing, tmp_path):
+    recipe = from_nothing.parent / "recipe.toml"
+    command = await start("pretrain", recipe, tmp_path / "run", "pretrain.tokens=400_000")
+    await command.until(event="progress", label="pretrain")
+    command.process.send_signal(signal.SIGINT)
+    assert await command.end() == 130, command.errors
+    assert "run the same command again to resume" in command.notes
+    assert not command.errors
+    assert command.events[-2]["done"] < command.events[-2]["total"]
+    assert not (tmp_path / "run/policy/pretrain").exists()
