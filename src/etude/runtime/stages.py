@@ -31,6 +31,9 @@ LEARNING: frozenset[Stage] = frozenset(("pretrain", "sft"))
 """Stages that learn from text, without rollouts."""
 
 
+_BAR_CELLS = 30
+
+
 class Drained(Exception):  # noqa: N818 not an error: the user asked for it
     """The run was ended in order before it was finished."""
 
@@ -71,6 +74,7 @@ class StageRunner:
         for place, stage in enumerate(stages):
             when = "after" if "train" in stages[:place] else "before"
             await self._run_one(stage, when)
+        await self._show_pass_rates()
         await write_report(self._run.store)
 
     async def evaluate_now(self) -> None:
@@ -79,6 +83,15 @@ class StageRunner:
         await self._evaluate(None)
         await self._run.keep_metrics()
         await write_report(self._run.store)
+
+    async def _show_pass_rates(self) -> None:
+        """Print the pass rates that were measured as bars."""
+        summary = await self._run.summary(seed=self._config.run.seed)
+        for when, measured in summary.eval.items():
+            if measured.pass_rate is not None:
+                filled = round(measured.pass_rate * _BAR_CELLS)
+                bar = "█" * filled + "░" * (_BAR_CELLS - filled)
+                self._console.note(f"{when:<7} {bar} {measured.pass_rate:6.1%} of held-out attempts pass")
 
     async def _check(self, stages: tuple[Stage, ...]) -> None:
         """Find out what would end a later stage before an earlier one has taken its time."""
