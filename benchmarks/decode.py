@@ -18,6 +18,7 @@ import os
 import random
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -30,31 +31,19 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from etude.config import ShapeSection
 from etude.policy.decoder import Decoder
 from etude.policy.files import load_policy, random_policy, save_policy
+from etude.policy.initial import shape_from
 from etude.policy.shape import PolicyShape
 from etude.sampling.engines.torch_engine import TorchEngine
 from etude.types import SampleRequest, SamplingParams
 
 CONTEXT = 1024
 ROUNDS = 2
-TINY = PolicyShape(
-    model_type="qwen3_moe",
-    vocab_size=512,
-    hidden=128,
-    layers=4,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    ffn_hidden=0,
-    experts=8,
-    experts_per_token=2,
-    expert_hidden=128,
-    norm_topk=True,
-    qk_norm=True,
-    tie_embeddings=True,
-    max_context=CONTEXT,
-)
+RECIPE = tomllib.loads((Path(__file__).parents[1] / "recipes" / "quickstart.toml").read_text())
+SIZE = ShapeSection(**RECIPE["policy"]["shape"] | {"context": CONTEXT})
+TINY = shape_from(SIZE, vocab_size=SIZE.vocab)
 
 
 class Lengths(StoppingCriteria):

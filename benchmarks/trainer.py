@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,8 +32,9 @@ from transformers import AutoModelForCausalLM
 from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.samples import Sample, SampleRules, samples_of
-from etude.config import AlgorithmSection, SamplingSection, TrainerSection
+from etude.config import AlgorithmSection, SamplingSection, ShapeSection, TrainerSection
 from etude.policy.files import load_policy, load_shape, random_policy, save_policy
+from etude.policy.initial import shape_from
 from etude.policy.shape import PolicyShape
 from etude.training.trainer import Trainer, TrainerPlan
 from etude.types import Group
@@ -42,23 +44,9 @@ ATTEMPTS = 8
 LOSS_TOLERANCE = 1e-3
 SAME = AlgorithmSection(loss="cispo", replay_support=False, replay_experts=False)
 WHOLE = SamplingSection(top_p=1.0, top_k=0)
-TINY = PolicyShape(
-    model_type="qwen3_moe",
-    vocab_size=512,
-    hidden=128,
-    layers=4,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    ffn_hidden=0,
-    experts=8,
-    experts_per_token=2,
-    expert_hidden=128,
-    norm_topk=True,
-    qk_norm=True,
-    tie_embeddings=True,
-    max_context=1024,
-)
+RECIPE = tomllib.loads((Path(__file__).parents[1] / "recipes" / "quickstart.toml").read_text())
+SIZE = ShapeSection(**RECIPE["policy"]["shape"] | {"context": 1024})
+TINY = shape_from(SIZE, vocab_size=SIZE.vocab)
 
 
 def make_groups(shape: PolicyShape, count: int) -> list[Group]:

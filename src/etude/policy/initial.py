@@ -1,12 +1,35 @@
-"""Weights of a policy made from nothing, scaled so that it learns from the first step."""
+"""A policy made from nothing: its shape, and weights scaled so that it learns from the first step."""
 
 import torch
 
+from etude.config import ShapeSection
 from etude.policy.decoder import Decoder
 from etude.policy.shape import PolicyShape
 
 _EMBEDDING_STD = 0.1
 _ROUTER_STD = 0.02
+
+
+def shape_from(size: ShapeSection, *, vocab_size: int, eos_token_ids: tuple[int, ...] = ()) -> PolicyShape:
+    """Return a Qwen3 of the configured size: a mixture of experts, or dense with one expert."""
+    dense = size.experts == 1
+    return PolicyShape(
+        model_type="qwen3" if dense else "qwen3_moe",
+        vocab_size=vocab_size,
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        ffn_hidden=size.expert_hidden if dense else size.expert_hidden * size.experts_per_token,
+        experts=0 if dense else size.experts,
+        experts_per_token=0 if dense else size.experts_per_token,
+        expert_hidden=0 if dense else size.expert_hidden,
+        norm_topk=not dense,
+        qk_norm=True,
+        max_context=size.context,
+        eos_token_ids=eos_token_ids,
+    )
 
 
 def initial_policy(shape: PolicyShape, seed: int) -> Decoder:

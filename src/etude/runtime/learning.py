@@ -4,16 +4,15 @@ import json
 import shutil
 
 import torch
-from tokenizers import Tokenizer
 
 from etude.config import OptimizerSection, RunConfig
 from etude.errors import ConfigError
+from etude.gateway.renderers.chatml import TURN_END
 from etude.gateway.renderers.registry import load_renderer
 from etude.interfaces import MetricSink
 from etude.policy.decoder import Decoder
 from etude.policy.files import load_policy, save_policy
-from etude.policy.initial import initial_policy
-from etude.policy.shape import PolicyShape
+from etude.policy.initial import initial_policy, shape_from
 from etude.runtime.corpus import RENDERER, corpus_problems, family_tokenizer, pretrain_rows, sft_rows
 from etude.runtime.directory import RunDirectory
 from etude.telemetry.console import Console
@@ -36,7 +35,10 @@ async def pretrain(run: RunDirectory, config: RunConfig, sink: MetricSink, conso
         raise ConfigError(msg)
     problems = corpus_problems(config)
     tokenizer = family_tokenizer(problems, config.policy.shape.vocab)
-    decoder = initial_policy(_shape(config, tokenizer), config.run.seed)
+    end = tokenizer.token_to_id(TURN_END)
+    assert end is not None
+    shape = shape_from(config.policy.shape, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(end,))
+    decoder = initial_policy(shape, config.run.seed)
     rows = pretrain_rows(config, problems, tokenizer)
     torch.set_num_threads(config.pretrain.threads)
     _learn(decoder, rows, config.pretrain, "pretrain", sink, console)
@@ -83,27 +85,3 @@ async def _leave(run: RunDirectory, stage: str, decoder: Decoder, files: dict[st
     shutil.rmtree(directory, ignore_errors=True)
     partial.rename(directory)
     await run.upload(directory, f"policy/{stage}")
-
-
-def _shape(config: RunConfig, tokenizer: Tokenizer) -> PolicyShape:
-    size = config.policy.shape
-    dense = size.experts == 1
-    end = tokenizer.token_to_id("<|im_end|>")
-    assert end is not None
-    return PolicyShape(
-        model_type="qwen3" if dense else "qwen3_moe",
-        vocab_size=tokenizer.get_vocab_size(),
-        hidden=size.hidden,
-        layers=size.layers,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        ffn_hidden=size.expert_hidden if dense else size.expert_hidden * size.experts_per_token,
-        experts=0 if dense else size.experts,
-        experts_per_token=0 if dense else size.experts_per_token,
-        expert_hidden=0 if dense else size.expert_hidden,
-        norm_topk=not dense,
-        qk_norm=True,
-        max_context=size.context,
-        eos_token_ids=(end,),
-    )
