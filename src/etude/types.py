@@ -59,6 +59,10 @@ class Edge(StrEnum):
     """The renderer could not extend the parent's tokens byte for byte."""
 
 
+WITH_REWARD = (Outcome.SCORED, Outcome.TRUNCATED)
+"""Outcomes that have a reward and enter a baseline."""
+
+
 class Task(msgspec.Struct, frozen=True, kw_only=True):
     """One problem: a Harbor task directory that passed validation."""
 

@@ -3,15 +3,14 @@
 import math
 from collections.abc import Sequence
 
-from etude.types import Outcome, Trajectory
+from etude.types import WITH_REWARD, Trajectory
 
-GRADED = (Outcome.SCORED, Outcome.TRUNCATED)
 _DEVIATION_FLOOR = 1e-6
 
 
 def is_graded(trajectory: Trajectory) -> bool:
     """Whether the rollout has a reward: infrastructure failures are never a score."""
-    return trajectory.outcome in GRADED and trajectory.reward is not None
+    return trajectory.outcome in WITH_REWARD and trajectory.reward is not None
 
 
 def centred(rewards: Sequence[float], *, group_size: int) -> list[float]:

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.algorithm.advantages import GRADED, centred, standardised
+from etude.algorithm.advantages import centred, standardised
 from etude.algorithm.branches import Branch, branches_of
 from etude.algorithm.ingest import IngestRules, defect
 from etude.algorithm.staleness import token_versions
 from etude.config import AlgorithmSection
-from etude.types import Group, Node, Trajectory
+from etude.types import WITH_REWARD, Group, Node, Trajectory
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +113,7 @@ def samples_of(group: Group, rules: SampleRules) -> GroupSamples:
 
 
 def _reason_left_out(trajectory: Trajectory, ingest: IngestRules) -> str:
-    if trajectory.outcome not in GRADED:
+    if trajectory.outcome not in WITH_REWARD:
         return trajectory.outcome.value
     if trajectory.reward is None or not math.isfinite(trajectory.reward):
         return "reward_missing"

@@ -10,12 +10,10 @@ import msgspec
 from etude.errors import ConfigError
 from etude.evaluation.statistics import Tally, clustered_interval, mean_pass_at_k, pass_rate
 from etude.interfaces import RolloutPlayer
-from etude.types import Outcome, Task, Trajectory
+from etude.types import WITH_REWARD, Outcome, Task, Trajectory
 
 MAX_INFRA_SHARE = 0.05
 """A report with more failures of infrastructure than this is not to be trusted."""
-
-_WITH_REWARD = (Outcome.SCORED, Outcome.TRUNCATED)
 
 
 class EvalPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +115,7 @@ def report(
     rewards: dict[str, list[float]] = {task.task_id: [] for task in tasks}
     failures: dict[str, int] = {}
     for trajectory in tries:
-        if trajectory.outcome in _WITH_REWARD and trajectory.reward is not None:
+        if trajectory.outcome in WITH_REWARD and trajectory.reward is not None:
             rewards[trajectory.task_id].append(trajectory.reward)
         else:
             failure = trajectory.failure

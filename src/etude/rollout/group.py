@@ -7,9 +7,7 @@ import msgspec
 
 from etude.interfaces import RolloutPlayer
 from etude.rollout.buffer import Ticket
-from etude.types import Group, Outcome, Task, Trajectory
-
-_WITH_REWARD = (Outcome.SCORED, Outcome.TRUNCATED)
+from etude.types import WITH_REWARD, Group, Outcome, Task, Trajectory
 
 
 class GroupPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +74,7 @@ async def play_group(
             for index in range(plan.size)
         ]
     tried = [trajectory for place in places for trajectory in place.result()]
-    scored = tuple(trajectory for trajectory in tried if trajectory.outcome in _WITH_REWARD)
+    scored = tuple(trajectory for trajectory in tried if trajectory.outcome in WITH_REWARD)
     return PlayedGroup(
         group=Group(
             group_id=ticket.group_id,
@@ -85,6 +83,6 @@ async def play_group(
             admitted_version=ticket.admitted_version,
             trajectories=scored,
         ),
-        unscored=tuple(trajectory for trajectory in tried if trajectory.outcome not in _WITH_REWARD),
+        unscored=tuple(trajectory for trajectory in tried if trajectory.outcome not in WITH_REWARD),
         lost="" if len(scored) >= plan.min_survivors else "too_few_survivors",
     )
