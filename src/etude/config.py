@@ -23,6 +23,9 @@ class RunSection(Section):
     """Run directory: a local path, or file://, s3://, gs://, az:// followed by bucket and prefix."""
     seed: int = 0
     """Every random choice of the run derives from it."""
+    deterministic: bool = False
+    """Make the run repeatable bit by bit, at the price of speed: samplers decode one request at a time and groups join
+    a step in the order of admission. Needs `rollout.max_staleness = 0` and a single sampler, else timing decides."""
 
 
 class ShapeSection(Section):
@@ -266,7 +269,26 @@ class CheckpointSection(Section):
     """What a run resumes from."""
 
     every: PositiveInt = 5
-    """Optimizer steps between checkpoints."""
+    """Optimizer steps between checkpoints; steps after the last one are repeated from stored groups on a resume."""
+    keep: PositiveInt = 2
+    """Newest checkpoints that are kept; older ones are deleted."""
+    max_bytes: PositiveInt = 1 << 36
+    """Bytes of all checkpoints together, beyond which older ones than the newest are deleted too."""
+
+
+class SupervisionSection(Section):
+    """How the processes of a run are watched."""
+
+    heartbeat_s: PositiveFloat = 1.0
+    """Seconds between looks at each process."""
+    lease_s: PositiveFloat = 30.0
+    """A process that has not answered for so long is ended and started anew."""
+    restarts: Annotated[int, Field(ge=0)] = 5
+    """Restarts of one process within `restart_window_s` after which the run stops."""
+    restart_window_s: PositiveFloat = 300.0
+    """Time over which restarts are counted."""
+    backoff_s: PositiveFloat = 0.5
+    """Pause before the first restart; it doubles with each further one, up to 10 seconds."""
 
 
 class RunConfig(Section):
@@ -289,6 +311,7 @@ class RunConfig(Section):
     eval: EvalSection = EvalSection()
     weights: WeightsSection = WeightsSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    supervision: SupervisionSection = SupervisionSection()
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "RunConfig":
@@ -308,6 +331,13 @@ class RunConfig(Section):
             msg = (
                 "algorithm.loss = 'sc_mis' needs the sampler's support: set sampling.top_k or top_p < 1 with "
                 "algorithm.replay_support = true, or choose loss = 'mis'"
+            )
+            raise ValueError(msg)
+        replicas = sum(pool.replicas for pool in self.pools)
+        if self.run.deterministic and (self.rollout.max_staleness > 0 or replicas > 1):
+            msg = (
+                f"run.deterministic does not fit rollout.max_staleness = {self.rollout.max_staleness} with {replicas} "
+                "samplers: timing would decide who draws what. Set max_staleness = 0 and one pool with replicas = 1"
             )
             raise ValueError(msg)
         if self.rollout.min_survivors > self.rollout.group_size:

@@ -53,6 +53,14 @@ class ObjectStore(Protocol):
         ...
 
 
+class ErasableStore(ObjectStore, Protocol):
+    """A store whose objects can be removed."""
+
+    async def delete(self, key: str) -> None:
+        """Remove an object; one that is not there is nothing to do."""
+        ...
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What an environment backend enforces on this host. What is False is refused, never ignored."""
 
@@ -239,6 +247,18 @@ class MetricSink(Protocol):
     """Takes rows of metrics; a row carries its step, policy version and time."""
 
     def record(self, row: Mapping[str, object]) -> None: ...
+
+
+class Ledger(Protocol):
+    """One writer's part of the run ledger."""
+
+    def record(self, event: msgspec.Struct) -> None:
+        """Take a fact of `telemetry.events`; it reaches the disk with the next flush, within a fraction of a second."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when every fact recorded so far survives `kill -9`; raise `StoreError` when it cannot be stored."""
+        ...
 
 
 class StagedWeights(Protocol):
