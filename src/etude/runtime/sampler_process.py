@@ -34,9 +34,9 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
     torch.set_num_threads(pool.threads)
     follower = Follower(run.store, clock=SystemClock(), poll_s=config.weights.poll_s)
     first = await _first_weights(follower)
-    engine = TorchEngine(
-        load_shape(await run.starting_policy(config)), first.tensors, view=pool.view, max_batch=pool.max_batch
-    )
+    # The last bits of a row depend on the rows beside it, and on which part of its prompt was kept from an earlier call.
+    limits = {"max_batch": 1, "prefix_bytes": 0} if config.run.deterministic else {"max_batch": pool.max_batch}
+    engine = TorchEngine(load_shape(await run.starting_policy(config)), first.tensors, view=pool.view, **limits)
     sampler = EngineSampler(
         engine,
         sampler_id=f"{pool.name}-{index}",
