@@ -17,6 +17,8 @@ from etude.telemetry.clock import SystemClock
 from etude.weights.follower import Follower, StagedVersion
 
 _FIRST_WEIGHTS_S = 60.0
+_PREFIX_BYTES = 256 << 20
+"""Of keys and values kept for the next calls of sessions."""
 
 
 async def serve_sampler(url: str, pool_name: str, index: int) -> None:
@@ -34,9 +36,15 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
     torch.set_num_threads(pool.threads)
     follower = Follower(run.store, clock=SystemClock(), poll_s=config.weights.poll_s)
     first = await _first_weights(follower)
-    # The last bits of a row depend on the rows beside it, and on which part of its prompt was kept from an earlier call.
-    limits = {"max_batch": 1, "prefix_bytes": 0} if config.run.deterministic else {"max_batch": pool.max_batch}
-    engine = TorchEngine(load_shape(await run.starting_policy(config)), first.tensors, view=pool.view, **limits)
+    # The last bits of a row depend on the rows beside it, and on which part of its prompt an earlier call left behind.
+    alone = config.run.deterministic
+    engine = TorchEngine(
+        load_shape(await run.starting_policy(config)),
+        first.tensors,
+        view=pool.view,
+        max_batch=1 if alone else pool.max_batch,
+        prefix_bytes=0 if alone else _PREFIX_BYTES,
+    )
     sampler = EngineSampler(
         engine,
         sampler_id=f"{pool.name}-{index}",
