@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import failures
 
 from etude.cli.main import cli
 from etude.runtime.settings import json_schema
@@ -53,6 +54,7 @@ def main() -> int:
         DOCS / "configuration.md": configuration_page(json_schema()),
         DOCS / "commands.md": commands_page(),
         DOCS / "metrics.md": metrics_page(),
+        DOCS / "failures.md": failures.page(),
         DOCS / "design" / "index.md": design_page(),
     }
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text() != text]
