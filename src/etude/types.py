@@ -155,6 +155,41 @@ class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Serve only under exactly this policy version, and keep it for the whole completion, else 409."""
 
 
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens to look at as if they were being drawn: what `POST /score` of a sampler and of a trainer takes."""
+
+    token_ids: tuple[int, ...]
+    drawn_from: int
+    """Index of the first token that counts as drawn, from 1."""
+    params: SamplingParams
+    """`max_tokens`, `stop_token_ids` and `seed` play no part."""
+    raw_positions: tuple[int, ...] = ()
+    """Indices of drawn tokens, ascending, for which the whole vocabulary is asked for."""
+    exact_version: int | None = None
+    """Score under exactly this policy version, else 409; the version held when asked, if None."""
+    support: Support | None = None
+    """Of a sampler, for the trainer to normalise over; None for the whole vocabulary. Samplers use their own."""
+    experts: Experts | None = None
+    """Of a sampler, for the trainer to replay, from position 0 on; None lets the router choose."""
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """What the weights of one policy version think of given tokens."""
+
+    logprobs: bytes
+    """f32[drawn]: of each drawn token under the distribution it would be drawn from; -inf outside of the support."""
+    support: Support | None = None
+    """Ids that could have been drawn; a trainer names those that it was given, with its own log-probabilities."""
+    experts: Experts | None = None
+    """Experts that were really used, from position 0 to the last but one token."""
+    experts_own: Experts | None = None
+    """By a trainer: those that its router would have used without a replay."""
+    raw: bytes = b""
+    """f32[raw_positions, vocabulary]: log-probabilities at temperature 1, nothing truncated."""
+    lineage: str = ""
+    version: int
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What a sampler drew, with everything the trainer needs to know about how it was drawn."""
 
@@ -251,6 +286,10 @@ class SamplerStatus(msgspec.Struct, frozen=True, kw_only=True):
     swaps: int = 0
     swap_seconds_max: float = 0.0
     max_context: int = 0
+    held: str = ""
+    """Digest of the bytes that the engine really holds, in its view; `digest` itself where that is how it is published."""
+    fault: str = ""
+    """Why it serves nothing until its next version; empty when it serves."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,6 +37,8 @@ class Layer(nn.Module):
     def __init__(self, shape: PolicyShape, dtype: torch.dtype) -> None:
         super().__init__()
         self.shape = shape
+        self.routed: list[Tensor] | None = None
+        """Where to note the experts that each pass really used, i64[tokens, top_k]; None notes nothing."""
         hidden, dim = shape.hidden, shape.head_dim
         rows = (shape.heads + 2 * shape.kv_heads) * dim
 
@@ -95,6 +97,8 @@ class Layer(nn.Module):
             replay=replay,
             plausibility=plausibility,
         )
+        if self.routed is not None:
+            self.routed.append(routes.experts.detach())
         return mix_experts(normed, routes, self.gate_up, self.down), routes.replaced
 
     def forward(

@@ -9,7 +9,7 @@ import msgspec
 
 from etude.errors import RunError
 from etude.training.records import Accumulated, Refusal, TrainerStatus
-from etude.types import Group, StepReport
+from etude.types import Group, Scored, ScoreRequest, StepReport
 
 Answer = TypeVar("Answer")
 
@@ -48,6 +48,10 @@ class TrainerClient:
     async def optim_step(self) -> StepReport:
         """Make the next policy version and start publishing it."""
         return await self._call("POST", "/optim_step", b"", StepReport)
+
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Return what the trainer's weights think of given tokens."""
+        return await self._call("POST", "/score", msgspec.msgpack.encode(request), Scored)
 
     async def checkpoint(self) -> None:
         """Store what the trainer resumes from."""

@@ -14,12 +14,13 @@ from etude.errors import EtudeError, HostError
 from etude.training.checkpoint import checkpoint
 from etude.training.records import Refusal
 from etude.training.trainer import Trainer
-from etude.types import Group, StepReport
+from etude.types import Group, ScoreRequest, StepReport
 
 Result = TypeVar("Result")
 
 _STATUS_REFUSED = 409
 _GROUPS = msgspec.msgpack.Decoder(list[Group])
+_SCORE = msgspec.msgpack.Decoder(ScoreRequest)
 
 
 class WeightPublisher(Protocol):
@@ -73,6 +74,7 @@ class TrainerService:
         app.router.add_post("/forward_backward", self._forward_backward)
         app.router.add_post("/optim_step", self._optim_step)
         app.router.add_post("/checkpoint", self._checkpoint)
+        app.router.add_post("/score", self._score)
         try:
             listener = socket.create_server(("127.0.0.1", port))
         except OSError as error:
@@ -111,6 +113,14 @@ class TrainerService:
 
     async def _optim_step(self, _request: web.Request) -> web.Response:
         return await self._answer("optim_step", self._step_and_publish)
+
+    async def _score(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            asked = _SCORE.decode(body)
+        except msgspec.MsgspecError as error:
+            return _refused(web.HTTPBadRequest.status_code, f"the body is no request to score: {error}")
+        return await self._answer("score", lambda: self._trainer.score(asked))
 
     async def _checkpoint(self, _request: web.Request) -> web.Response:
         return await self._answer("checkpoint", self._save)

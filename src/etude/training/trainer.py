@@ -18,7 +18,8 @@ from etude.policy.shape import PolicyShape
 from etude.training.gradients import add_gradients, recipe_of
 from etude.training.optimizer import Optimizer
 from etude.training.records import Accumulated, TrainerStatus
-from etude.types import Group, StepReport
+from etude.training.scoring import score
+from etude.types import Group, Scored, ScoreRequest, StepReport
 
 
 class TrainerPlan(NamedTuple):
@@ -129,6 +130,14 @@ class Trainer:
             metrics=metrics,
             seconds=seconds,
         )
+
+    def score(self, request: ScoreRequest) -> Scored:
+        """Return what the weights as they are think of given tokens; the step under way is not touched.
+
+        Raises:
+            RunError: The request does not hold together.
+        """
+        return score(self.decoder, request, version=self.version)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights by Hugging Face name, as views: copy them before the next step."""

@@ -1,0 +1,34 @@
+"""What a process really holds of a policy, as one digest."""
+
+import hashlib
+from collections.abc import Mapping
+
+import msgspec
+import torch
+import xxhash
+from torch import Tensor
+
+from etude.policy.views import View, to_view
+
+_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+
+
+def held_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the sha256 over all tensors' names, dtypes, shapes and the xxh3-128 of their bytes.
+
+    For weights in the published dtype it is the digest of their version's manifest.
+    """
+    facts = [
+        (name, _NAMES[tensor.dtype], tuple(tensor.shape), _bytes_digest(tensor)) for name, tensor in tensors.items()
+    ]
+    return hashlib.sha256(msgspec.json.encode(sorted(facts))).hexdigest()
+
+
+def view_digest(tensors: Mapping[str, Tensor], view: View) -> str:
+    """Return what `held_digest` of an engine must be that holds these published weights in a view."""
+    return held_digest({name: to_view(name, tensor, view) for name, tensor in tensors.items()})
+
+
+def _bytes_digest(tensor: Tensor) -> str:
+    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return xxhash.xxh3_128_hexdigest(data.data)
