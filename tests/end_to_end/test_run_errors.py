@@ -117,7 +117,7 @@ async def test_a_sampler_that_dies_ends_the_run_with_its_name_and_log(coin, tmp_
     [sampler] = [number for number, line in processes_of(tmp_path / "run").items() if "--pool rounded" in line]
     os.kill(sampler, signal.SIGKILL)
     assert await command.end() == 1
-    assert command.errors.startswith("error: the sampler rounded-0 ended with exit code -9. It said: ")
+    assert command.errors.startswith("error: the sampler rounded-0 ended with exit code -9 (SIGKILL). It said: ")
     assert f"its log is {tmp_path}/run/logs/sampler-rounded-0.log" in command.errors
     await gone(tmp_path / "run")
 
