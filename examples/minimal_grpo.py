@@ -48,6 +48,7 @@ BETAS, GRAD_CLIP = (0.9, 0.98), 1.0
 # The agent program. This is harnesses/mini turned inside out: there it calls the model over HTTP, from a sandbox.
 SYSTEM = "Do the task with the shell tool. Call submit when it is done."
 REMINDER = "Call a tool: shell to go on, submit if the task is done."
+CUT_OFF = "The answer was cut off at its longest length. Be brief and call a tool."
 TOOLS = json.loads("""[
     {"type": "function", "function": {"name": "shell",
      "description": "Run a command with /bin/sh and return its output.",
@@ -143,9 +144,11 @@ def play(model: nn.Module, renderer: ChatMLRenderer, task: Task, *, seed: int, c
             if told is None or (reminded and not told):
                 break
             reminded = reminded or not told
-            tail = [{"role": "tool", "content": text} for text in told] or [{"role": "user", "content": REMINDER}]
+            finished = ids[-1] in renderer.stop_token_ids
+            nudge = {"role": "user", "content": REMINDER if finished else CUT_OFF}
+            tail = [{"role": "tool", "content": text} for text in told] or [nudge]
             # The conversation only grows: what was drawn is never rendered, let alone tokenised, again.
-            ids += renderer.extend(tail, finished=ids[-1] in renderer.stop_token_ids)
+            ids += renderer.extend(tail, finished=finished)
         return Attempt(ids, drawn, grade(task, workdir))
 
 

@@ -20,6 +20,7 @@ import time
 
 SYSTEM = "Do the task with the shell tool. Call submit when it is done."
 REMINDER = "Call a tool: shell to go on, submit if the task is done."
+CUT_OFF = "The answer was cut off at its longest length. Be brief and call a tool."
 TOOLS = [
     {
         "type": "function",
@@ -109,15 +110,15 @@ def work(model: "Model", instruction: str, options: dict[str, int]) -> None:
     say("user", instruction)
     reminded = False
     for _ in range(options["--max-turns"]):
-        message = model.ask(messages)
+        message, is_cut = model.ask(messages)
         messages.append(message)
         say("assistant", message["content"] or "")
         if not message.get("tool_calls"):
             if reminded:
                 raise StopError(GAVE_UP, "no tool was called twice")
             reminded = True
-            messages.append({"role": "user", "content": REMINDER})
-            say("user", REMINDER)
+            messages.append({"role": "user", "content": CUT_OFF if is_cut else REMINDER})
+            say("user", messages[-1]["content"])
         for call in message.get("tool_calls", ()):
             say("call", f"{call['function']['name']} {call['function']['arguments']}")
             if call["function"]["name"] == "submit":
@@ -211,17 +212,17 @@ class Model:
         self.name = name
         self.calls = 0
 
-    def ask(self, messages: list[dict]) -> dict:
-        """Return the assistant's message; try again while the server is busy or away."""
+    def ask(self, messages: list[dict]) -> tuple[dict, bool]:
+        """Return the assistant's message and whether it was cut off; try again while the server is busy or away."""
         body = json.dumps({"model": self.name, "messages": messages, "tools": TOOLS}).encode()
         self.calls += 1
         problem = ""
         for pause_s in (*PAUSES_S, None):
             status, headers, reply, problem = self.exchange(body)
             if status == OK:
-                message = read_message(reply)
-                if message is not None:
-                    return message
+                answer = read_answer(reply)
+                if answer is not None:
+                    return answer
                 problem = "the reply holds no message"
             elif status in range(400, 500) and status not in BUSY:
                 raise StopError(REFUSED, f"HTTP {status}: {reply[:500].decode('utf-8', 'replace')}")
@@ -253,10 +254,11 @@ class Model:
         return int(status), headers, reply, f"HTTP {status}"
 
 
-def read_message(reply: bytes) -> dict | None:
-    """Return the assistant's message of a reply, or None."""
+def read_answer(reply: bytes) -> tuple[dict, bool] | None:
+    """Return the assistant's message of a reply and whether it was cut off, or None."""
     try:
-        message = json.loads(reply)["choices"][0]["message"]
+        choice = json.loads(reply)["choices"][0]
+        message = choice["message"]
         for call in message.get("tool_calls") or ():
             call["id"], call["function"]["name"], call["function"]["arguments"]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
@@ -264,7 +266,7 @@ def read_message(reply: bytes) -> dict | None:
     kept = {"role": "assistant", "content": message.get("content")}
     if message.get("tool_calls"):
         kept["tool_calls"] = message["tool_calls"]
-    return kept
+    return kept, choice.get("finish_reason") == "length"
 
 
 def read_seconds(text: str, otherwise: float) -> float:
