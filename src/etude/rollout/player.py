@@ -157,6 +157,8 @@ class HarnessPlayer:
             # A sandbox that fails to go away while the attempt is cancelled must not turn into a retry.
             if (current := asyncio.current_task()) is not None and current.cancelling():
                 cancelled = asyncio.CancelledError(str(error))
+        except Exception as error:  # noqa: BLE001 one attempt must not end a run; many in a row do, with this message
+            state.fail("worker", "unexpected_error", f"{type(error).__name__}: {error}")
         if cancelled is not None:
             state.fail("worker", "cancelled", "the run was drained", outcome=Outcome.CANCELLED)
         trajectory = state.trajectory(task, rollout_id=rollout_id, group_id=group_id, index=index)
@@ -222,6 +224,9 @@ def _unscorable(execution: ExecResult, session: SessionRecord) -> Failure | None
         return session.failure
     if session.num_calls:
         return None
+    if session.truncated == "context":
+        message = "the first prompt does not fit the model's context; shorten the instruction or leave the task out"
+        return Failure(component="gateway", reason="prompt_too_long", message=message)
     reason = "cannot_start" if execution.exit_code in _CANNOT_START else "no_model_call"
     tail = (execution.stderr or execution.stdout)[-_MESSAGE_CHARS:].decode("utf-8", "replace").strip()
     how = "was killed at its deadline" if execution.timed_out else f"ended with exit code {execution.exit_code}"
