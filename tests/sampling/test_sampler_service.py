@@ -163,6 +163,11 @@ class Scripted:
         return [SamplerStatus(sampler_id=self.name, pool="p", view="v", lineage="l", version=0, digest="d")]
 
 
+async def seen(replica):
+    while not replica.seen:  # noqa: ASYNC110 a turn of the loop is all it takes
+        await asyncio.sleep(0)
+
+
 async def test_a_session_stays_with_its_replica():
     replicas = [Scripted("a"), Scripted("b")]
     router = SamplerRouter(replicas)
@@ -204,3 +209,59 @@ async def test_when_nobody_serves_the_router_gives_up_after_its_patience():
         await SamplerRouter([Scripted("a", error=SamplerError("gone"))], patience_s=0.2).sample(request("a", (1,)))
     with pytest.raises(SamplerBusyError):
         await SamplerRouter([Scripted("a", error=SamplerBusyError("full"))], patience_s=0.2).sample(request("a", (1,)))
+
+
+async def test_what_a_quarantined_replica_was_drawing_goes_to_another_one_and_its_state_counts_for_nothing():
+    gate = asyncio.Event()
+    hung, well = Scripted("hung", gate=gate), Scripted("well")
+    router = SamplerRouter([hung])
+    asked = asyncio.ensure_future(router.sample(request("a", (1,))))
+    await seen(hung)
+    router.add(well)
+    router.quarantine(hung, "draws nothing")
+    assert (await asked).pool == "well"
+    assert [status.sampler_id for status in await router.status()] == ["well"]
+    assert router.quarantined == ((hung, "draws nothing"),)
+    assert {(await router.sample(request(str(i), (1,)))).pool for i in range(4)} == {"well"}
+    gate.set()
+    router.release(hung)
+    assert len(await router.status()) == 2
+
+
+async def test_a_request_waits_for_the_only_replica_to_come_back():
+    lost, back = Scripted("lost", gate=asyncio.Event()), Scripted("back")
+    router = SamplerRouter([lost])
+    asked = asyncio.ensure_future(router.sample(request("a", (1,), session="s")))
+    await seen(lost)
+    router.discard(lost)
+    await asyncio.sleep(0)
+    router.add(back)
+    assert (await asked).pool == "back"
+    assert back.seen == ["a"]
+
+
+async def test_whoever_gives_up_a_request_gives_it_up_for_good():
+    hung = Scripted("hung", gate=asyncio.Event())
+    router = SamplerRouter([hung])
+    asked = asyncio.ensure_future(router.sample(request("a", (1,))))
+    await seen(hung)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    assert hung.seen == ["a"]
+
+
+async def test_a_version_that_is_still_to_come_is_waited_for():
+    late = Scripted("late", error=VersionUnavailableError("holds 3"))
+    router = SamplerRouter([late])
+    asked = asyncio.ensure_future(router.sample(msgspec.structs.replace(request("a", (1,)), min_version=4)))
+    await seen(late)
+    late.error = None
+    assert (await asked).pool == "late"
+    late.error = VersionUnavailableError("holds 3")
+    impatient = SamplerRouter([late], patience_s=0.1)
+    with pytest.raises(VersionUnavailableError):
+        await impatient.sample(msgspec.structs.replace(request("b", (1,)), min_version=4))
+    impatient.quarantine(late, "it lies")
+    with pytest.raises(SamplerError, match="all are quarantined: it lies"):
+        await impatient.sample(request("c", (1,)))

@@ -3,7 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from etude.errors import (
@@ -43,13 +43,23 @@ class _Seat:
     failures: int = 0
     """In a row; above 0 the replica is asked for its health before anything else."""
     retry_at: float = 0.0
+    quarantine: str = ""
+    """Why it serves nothing; empty when it serves."""
+    drawing: set["asyncio.Future[Completion]"] = field(default_factory=set["asyncio.Future[Completion]"])
+    """Requests that it was given and has not answered."""
+
+    def abandon(self) -> None:
+        """Take back what it is drawing, for another replica to draw."""
+        for request in self.drawing:
+            request.cancel()
 
 
 class SamplerRouter:
     """Implements `Sampler` over replicas.
 
-    A request that a replica fails, or is too busy for, goes to another one under the same id: the first one's answer is
-    never read. When no replica can serve it the router tries again until `patience_s` have passed.
+    A request that a replica fails, is too busy for, or was drawing when it was put out of service goes to another one
+    under the same id: the first one's answer is never read. When no replica can serve it, such as the only one while it
+    is started anew, the router tries again until `patience_s` have passed.
     """
 
     def __init__(self, replicas: Iterable[Replica] = (), *, patience_s: float = 60.0) -> None:
@@ -63,8 +73,34 @@ class SamplerRouter:
         self._seats.append(_Seat(replica))
 
     def discard(self, replica: Replica) -> None:
-        """Send nothing new to a replica; what it is drawing may finish."""
+        """Forget a replica that is gone; what it was drawing goes to another one."""
+        for seat in self._seats:
+            if seat.replica is replica:
+                seat.abandon()
         self._seats = [seat for seat in self._seats if seat.replica is not replica]
+        # A session that kept the seat of a dead replica would keep its client too.
+        self._sessions = OrderedDict((name, seat) for name, seat in self._sessions.items() if seat in self._seats)
+
+    def quarantine(self, replica: Replica, reason: str) -> None:
+        """Put a replica out of service until `release`; what it was drawing goes to another one.
+
+        `status` leaves it out: what it holds counts for nothing.
+        """
+        for seat in self._seats:
+            if seat.replica is replica:
+                seat.quarantine = reason
+                seat.abandon()
+
+    def release(self, replica: Replica) -> None:
+        """Let a replica serve that has proven itself."""
+        for seat in self._seats:
+            if seat.replica is replica:
+                seat.quarantine = ""
+
+    @property
+    def quarantined(self) -> tuple[tuple[Replica, str], ...]:
+        """Replicas that are out of service, and why."""
+        return tuple((seat.replica, seat.quarantine) for seat in self._seats if seat.quarantine)
 
     async def sample(self, request: SampleRequest) -> Completion:
         """Return the completion from whichever replica drew it.
@@ -72,7 +108,7 @@ class SamplerRouter:
         Raises:
             ContextOverflowError: See `EngineSampler.sample`.
             SampleRequestError: See `EngineSampler.sample`.
-            VersionUnavailableError: No replica holds the version asked for.
+            VersionUnavailableError: No replica holds exactly the version asked for, or reached `min_version` in time.
             SamplerBusyError: Every replica stayed busy.
             SamplerError: Every replica stayed unreachable.
         """
@@ -90,7 +126,8 @@ class SamplerRouter:
                 except SamplerError as error:
                     refusals.append(error)
             stale = [error for error in refusals if isinstance(error, VersionUnavailableError)]
-            if stale and len(stale) == len(refusals):
+            # A replica that is behind catches up with `min_version`; what is past does not come back.
+            if stale and len(stale) == len(refusals) and request.min_version is None:
                 raise stale[-1]
             if asyncio.get_running_loop().time() + pause_s > deadline:
                 raise self._given_up(request, refusals)
@@ -98,14 +135,15 @@ class SamplerRouter:
             pause_s = min(2 * pause_s, 2.0)
 
     async def status(self) -> Sequence[SamplerStatus]:
-        """Return the state of every replica that answers. Raise `SamplerError` when none does."""
-        answers = await asyncio.gather(*(seat.replica.status() for seat in self._seats), return_exceptions=True)
+        """Return the state of every replica in service that answers. Raise `SamplerError` when none does."""
+        seats = [seat for seat in self._seats if not seat.quarantine]
+        answers = await asyncio.gather(*(seat.replica.status() for seat in seats), return_exceptions=True)
         failed = [answer for answer in answers if isinstance(answer, BaseException)]
         for error in failed:
             if not isinstance(error, SamplerError):
                 raise error
         if len(failed) == len(answers):
-            raise SamplerError(f"none of {len(answers)} samplers answers: {failed[-1] if failed else 'there is none'}")
+            raise SamplerError(f"none of {len(answers)} samplers answers: {failed[-1] if failed else self._nobody()}")
         return [status for answer in answers if not isinstance(answer, BaseException) for status in answer]
 
     async def _ask(self, seat: _Seat, request: SampleRequest) -> Completion:
@@ -115,7 +153,7 @@ class SamplerRouter:
         try:
             if seat.failures:
                 await seat.replica.status()
-            completion = await seat.replica.sample(request)
+            completion = await self._draw(seat, request)
         except (ContextOverflowError, SampleRequestError, SamplerBusyError, VersionUnavailableError):
             raise
         except SamplerError:
@@ -133,10 +171,27 @@ class SamplerRouter:
             self._sessions.popitem(last=False)
         return completion
 
+    async def _draw(self, seat: _Seat, request: SampleRequest) -> Completion:
+        drawing = asyncio.ensure_future(seat.replica.sample(request))
+        seat.drawing.add(drawing)
+        try:
+            return await drawing
+        except asyncio.CancelledError:
+            asker = asyncio.current_task()
+            if asker is not None and asker.cancelling():
+                raise
+            raise SamplerError(f"request {request.request_id} was taken back: its sampler is out of service") from None
+        finally:
+            seat.drawing.discard(drawing)
+
     def _choose(self, session_id: str, tried: set[_Seat]) -> _Seat | None:
         """Return the session's own replica unless another one would serve it in half the time."""
         now = asyncio.get_running_loop().time()
-        free = [seat for seat in self._seats if seat not in tried and (not seat.failures or seat.retry_at <= now)]
+        free = [
+            seat
+            for seat in self._seats
+            if seat not in tried and not seat.quarantine and (not seat.failures or seat.retry_at <= now)
+        ]
         if not free:
             return None
         best = min(free, key=self._cost)
@@ -149,7 +204,13 @@ class SamplerRouter:
         return (seat.outstanding + 1) * (seat.token_s or min(known, default=1.0))
 
     def _given_up(self, request: SampleRequest, refusals: Sequence[SamplerError]) -> SamplerError:
-        last = refusals[-1] if refusals else "none is reachable"
+        last = refusals[-1] if refusals else self._nobody()
         message = f"request {request.request_id}: no sampler served it within {self._patience_s:g} s; last: {last}"
-        busy = bool(refusals) and all(isinstance(error, SamplerBusyError) for error in refusals)
-        return SamplerBusyError(message) if busy else SamplerError(message)
+        kinds = {type(error) for error in refusals}
+        kind = kinds.pop() if len(kinds) == 1 else SamplerError
+        return kind(message)
+
+    def _nobody(self) -> str:
+        """Say why there is no replica to ask."""
+        reasons = "; ".join(reason for _, reason in self.quarantined)
+        return f"all are quarantined: {reasons}" if reasons else "none is up"
