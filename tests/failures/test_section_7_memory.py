@@ -1,0 +1,72 @@
+# pyright: basic, reportArgumentType=false
+"""Memory and disk that fill up slowly."""
+
+import gc
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from failure_kit import request, sampler
+
+from etude.sampling.doubles import FakeEngine
+from etude.store.opening import open_store
+from etude.telemetry.clock import ManualClock
+from etude.weights.follower import Follower
+from etude.weights.publisher import open_publisher
+
+WAITS = {
+    "P-71": "planner: it refuses what does not fit before anything is loaded",
+    "P-72": "planner: it computes the memory of a launch before it",
+}
+
+VERSIONS = 200
+TENSOR = 1 << 16
+"""Numbers of a version: 256 KiB, so that 200 kept versions are 50 MiB."""
+
+
+def resident_bytes() -> int:
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Hoarding(FakeEngine):
+    """The mistake: every version stays loaded beside its successors."""
+
+    def __init__(self):
+        super().__init__()
+        self.loaded = []
+
+    def stage(self, tensors):
+        self.loaded.append({name: tensor.clone() for name, tensor in tensors.items()})
+        return super().stage(tensors)
+
+
+async def grown_over(engine) -> int:
+    """Return by how many bytes this process grows while a sampler follows 200 versions of a run."""
+    store = open_store("memory://")
+    publisher = await open_publisher(store, lineage="l", anchor_every=20)
+    follower = Follower(store, clock=ManualClock())
+    weights = torch.zeros(TENSOR)
+    before = 0
+    async with sampler(engine, version=-1) as served:
+        for version in range(VERSIONS):
+            weights[version] = 1.0
+            await publisher.publish(version=version, step=version, tensors={"w": weights})
+            staged = await follower.poll()
+            assert staged is not None
+            await served.stage(staged)
+            assert (await served.sample(request(f"r{version}"))).versions[0].version == version
+            if version == VERSIONS // 10:
+                before = resident_bytes()
+        (status,) = await served.status()
+        assert status.version == VERSIONS - 1
+    return resident_bytes() - before
+
+
+@pytest.mark.slow
+@pytest.mark.row("P-70")
+async def test_memory_does_not_grow_with_the_versions_that_a_sampler_has_held():
+    """After 200 versions a sampler holds the last one, and its memory is what it was."""
+    assert await grown_over(Hoarding()) > 30 << 20
+    assert await grown_over(FakeEngine()) < 10 << 20
