@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 _PREFIX = "etude-sandboxes-"
+"""Followed by the name of the backend, whose lease says whether its owner lives."""
 _CPU_PERIOD_US = 100_000
 _TRIAL_LIMIT = "67108864"
 """Accepted by each of the limit files, and kept as it is by memory's, which rounds to pages."""
@@ -21,7 +22,8 @@ _LIMIT_FILES = {
 class ControlGroups:
     """Makes and removes one group per sandbox and controller, through directory descriptors opened at the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
+        self._name = f"{_PREFIX}{backend}"
         self._directories: dict[str, tuple[int, int]] = {}
         self._busy: set[tuple[int, str]] = set()
         for controllers, version, base in _hierarchies():
@@ -29,9 +31,8 @@ class ControlGroups:
                 self._adopt(controllers, version, base)
 
     def _adopt(self, controllers: frozenset[str], version: int, base: Path) -> None:
-        _sweep(base)
-        own = base / f"{_PREFIX}{os.getpid()}"
-        own.mkdir()
+        own = base / self._name
+        own.mkdir(exist_ok=True)  # an earlier launcher of this backend may have left it
         if version != 1:
             for directory in (base, own):
                 _enable(directory, controllers)
@@ -88,10 +89,18 @@ class ControlGroups:
                     os.rmdir(group.name, dir_fd=descriptor)
             with contextlib.suppress(OSError):
                 above = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=descriptor)
-                os.rmdir(f"{_PREFIX}{os.getpid()}", dir_fd=above)
+                os.rmdir(self._name, dir_fd=above)
+                os.close(above)
 
     def _descriptors(self) -> set[int]:
         return {descriptor for _, descriptor in self._directories.values()}
+
+
+def group_directories(backend: str) -> tuple[str, ...]:
+    """Return every directory in which a launcher of this process's may make groups."""
+    with contextlib.suppress(OSError):
+        return tuple(str(base / f"{_PREFIX}{backend}") for _, _, base in _hierarchies())
+    return ()
 
 
 def _hierarchies() -> list[tuple[frozenset[str], int, Path]]:
@@ -136,15 +145,6 @@ def _has_limit(own: Path, file: str) -> bool:
         return False
     finally:
         trial.rmdir()
-
-
-def _sweep(base: Path) -> None:
-    """Remove groups whose backend was killed together with its zygote."""
-    for owner in base.glob(f"{_PREFIX}*"):
-        if not Path("/proc", owner.name.removeprefix(_PREFIX)).exists():
-            for directory in (*(path for path in owner.iterdir() if path.is_dir()), owner):
-                with contextlib.suppress(OSError):
-                    directory.rmdir()
 
 
 def _write(directory: int, path: str, text: str) -> None:

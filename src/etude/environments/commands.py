@@ -130,15 +130,22 @@ def kill_descendants(ancestor: int) -> None:
         killed |= fresh
 
 
+def children_of(pid: int) -> set[int]:
+    """Return the processes whose parent this one is, ended ones included until it has taken note of them."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            found |= {int(child) for child in children.read_text().split()}
+    return found
+
+
 def _descendants(pid: int) -> set[int]:
     found: set[int] = set()
     pending = [pid]
     while pending:
-        with contextlib.suppress(OSError):
-            for children in Path(f"/proc/{pending.pop()}/task").glob("*/children"):
-                fresh = {int(child) for child in children.read_text().split()} - found
-                found |= fresh
-                pending += fresh
+        fresh = children_of(pending.pop()) - found
+        found |= fresh
+        pending += fresh
     return found
 
 

@@ -9,19 +9,25 @@ from pathlib import Path
 from etude.environments import jail, syscalls
 
 _PARENTS = ("/dev/shm", "/tmp")
+_PREFIX = "etude-sandbox-"
+"""Followed by the sandbox's name, which begins with its backend's."""
 
 
-def make_root() -> str:
+def make_root(name: str) -> str:
     """Make a directory that will be the root of a sandbox."""
     parent = next(path for path in _PARENTS if os.access(path, os.W_OK))
-    root = f"{parent}/etude-sandbox-{os.urandom(8).hex()}"
+    root = f"{parent}/{_PREFIX}{name}"
     os.mkdir(root, 0o711)  # noqa: PTH102
     return root
 
 
+def roots_of(backend: str) -> list[Path]:
+    """Return the roots of a backend's sandboxes that are there."""
+    return [root for parent in _PARENTS for root in Path(parent).glob(f"{_PREFIX}{backend}-*")]
+
+
 def settle(root: str, mounts: list[tuple[str, str]], *, storage_bytes: int, agent_id: int, root_id: int) -> None:
     """Furnish the root, and make this process the keeper of whatever it starts."""
-    os.setsid()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
     jail.limit_resources(storage_bytes=storage_bytes, pids=None)
     os.chown(root, root_id, root_id)

@@ -6,7 +6,6 @@ What was not seen to hold is declared False, and a sentence says why.
 import json
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -108,15 +107,22 @@ _WHY = {
 
 
 async def probe(
-    open_sandbox: Callable[[Task, Image, int], AbstractAsyncContextManager[LocalEnvironment]], welcome: Welcome
+    open_sandbox: Callable[[Task, Image, int], AbstractAsyncContextManager[LocalEnvironment]],
+    welcome: Callable[[], Welcome],
+    marker: Path,
 ) -> Findings:
     """Try each kind of trespass once, in a sandbox made for it, within about 0.2 s.
+
+    Args:
+        open_sandbox: Makes a sandbox of a task and an image, allowed a number of processes.
+        welcome: What the launcher says of itself, once there is a sandbox.
+        marker: A file of the host.
 
     Raises:
         SandboxError: No sandbox could be made, or Python does not run in it.
     """
-    with tempfile.NamedTemporaryFile(prefix="etude-probe-") as marker, socket.create_server(("127.0.0.1", 0)) as host:
-        arguments = [str(host.getsockname()[1]), marker.name, str(_PROCESSES)]
+    with socket.create_server(("127.0.0.1", 0)) as host:
+        arguments = [str(host.getsockname()[1]), str(marker), str(_PROCESSES)]
         async with open_sandbox(PROBE_TASK, Image(), PROBE_PIDS) as sandbox:
             command = ["python3", "-I", "-S", "-c", _LOOK, *arguments]
             await sandbox.upload({"/logs/verifier/probe": b""})
@@ -126,9 +132,9 @@ async def probe(
     if looked.exit_code:
         msg = f"python3 does not run in a sandbox: {looked.stderr.decode(errors='replace')[-500:]}"
         raise SandboxError(msg)
-    capabilities = _judge(msgspec.convert(json.loads(looked.stdout), _Look), bombed, welcome)
+    capabilities = _judge(msgspec.convert(json.loads(looked.stdout), _Look), bombed, welcome())
     missing = tuple(f"{name}: {why}" for name, why in _WHY.items() if not getattr(capabilities, name))
-    reason = (f"no namespaces: {welcome.problem}",) if welcome.problem else ()
+    reason = (f"no namespaces: {problem}",) if (problem := welcome().problem) else ()
     return Findings(capabilities=capabilities, limitations=reason + missing)
 
 

@@ -25,21 +25,29 @@ class LocalEnvironment:
         self._stream = stream
         self._turn = asyncio.Lock()
         self._broken = ""
+        self._lost = ""
+        self._process_id = 0
         self._relay: Relay | None = None
         self._model_url = ""
 
     @property
     def environment_id(self) -> str:
-        """Unique within this backend."""
+        """Unique among all backends; also its name in the run's ledger."""
         return self._id
+
+    @property
+    def process_id(self) -> int:
+        """Of the sandbox's first process, as this process sees it; 0 until it exists."""
+        return self._process_id
 
     @property
     def model_url(self) -> str:
         """Base URL of the model API as seen from inside; empty if there is none."""
         return self._model_url
 
-    async def open(self, spec: bytes, *, model_port: int | None) -> Header:
+    async def open(self, spec: bytes, *, process_id: int, model_port: int | None) -> Header:
         """Hand the sandbox its specification and wait until it is ready. Used by the backend only."""
+        self._process_id = process_id
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(_ANSWER_DEADLINE_S):
@@ -48,19 +56,28 @@ class LocalEnvironment:
                 prefix, descriptors, _, _ = socket.recv_fds(self._stream, PREFIX_BYTES, 1)
                 answer, _ = await self._receive(prefix)
         except (OSError, EOFError, ValueError, TimeoutError) as error:
-            msg = f"sandbox {self._id} did not come up: {error or type(error).__name__}"
+            msg = f"sandbox {self._id} did not come up: {self._lost or error or type(error).__name__}"
             raise SandboxError(msg) from error
         if "error" in answer:
             msg = f"sandbox {self._id} could not be set up: {answer['error']}"
             raise SandboxError(msg)
         if model_port is not None:
-            await self._offer_model(descriptors, model_port)
+            await self._offer_model(descriptors, model_port, contained=answer["contained"])
         return answer
 
-    async def _offer_model(self, descriptors: list[int], port: int) -> None:
-        if not descriptors:
+    def lose(self, why: str) -> None:
+        """Let what waits for the sandbox fail, now and later: its launcher died. Used by the backend only."""
+        self._lost = self._broken = why
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+
+    async def _offer_model(self, descriptors: list[int], port: int, *, contained: bool) -> None:
+        if not contained:
             self._model_url = f"http://127.0.0.1:{port}/v1"
             return
+        if not descriptors:
+            msg = f"sandbox {self._id} has no way to the model: this process has too many open files; raise ulimit -n"
+            raise SandboxError(msg)
         listener = socket.socket(fileno=descriptors[0])
         listener.setblocking(False)
         self._model_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
@@ -171,8 +188,8 @@ class LocalEnvironment:
                     await asyncio.get_running_loop().sock_sendall(self._stream, encode(request, body))
                     answer, content = await self._receive(b"")
             except (OSError, EOFError, ValueError, TimeoutError) as error:
-                self._broken = "it died"
-                msg = f"sandbox {self._id} died during {request['op']}: {error or type(error).__name__}"
+                self._broken = self._lost or "it died"
+                msg = f"sandbox {self._id} died during {request['op']}: {self._lost or error or type(error).__name__}"
                 raise SandboxError(msg) from error
             self._broken = ""
         if "error" in answer:

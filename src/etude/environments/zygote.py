@@ -6,6 +6,7 @@ sandbox, removes what it made, and leaves.
 """
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -18,7 +19,7 @@ from typing import Any
 from etude.environments import jail, plain, syscalls
 from etude.environments.agent import Agent, Place
 from etude.environments.cgroups import ControlGroups
-from etude.environments.commands import kill_descendants
+from etude.environments.commands import children_of, kill_descendants
 from etude.environments.framing import Header, encode, receive
 
 _MAX_MESSAGE = 1 << 16
@@ -46,7 +47,7 @@ class Zygote:
         self._namespaces: bool = settings["namespaces"]
         self._privileged = os.geteuid() == 0
         self._agent_id = jail.AGENT_ID if self._privileged else 0
-        self._groups = ControlGroups()
+        self._groups = ControlGroups(settings["backend"])
         self._names: dict[int, str] = {}
         self._roots: dict[int, str] = {}
         self.contained = False
@@ -58,6 +59,8 @@ class Zygote:
 
     def contain(self) -> str:
         """Enter the template root. Returns why the kernel does not let it, or nothing."""
+        # Where no pid namespace holds a sandbox together, what a killed one leaves comes to this process.
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
         if not self._namespaces:
             return "not asked for"
         if not syscalls.SUPPORTED:
@@ -106,40 +109,48 @@ class Zygote:
             for pid in [pid for pid, name in self._names.items() if name == request["name"]]:
                 self._kill(pid)
             return True
-        stream = socket.socket(fileno=descriptors[0])
         try:
-            self._spawn(request, stream)
+            with _received(descriptors) as stream:
+                self._spawn(request, stream)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                stream.sendall(encode({"error": f"{error}"}))
-            self._forget(request["name"])
-        finally:
-            stream.close()
+            self._tell({"failed": request["name"], "error": str(error)})
+            if request["name"] not in self._names.values():
+                self._forget(request["name"])
         return True
 
     def _spawn(self, request: Header, stream: socket.socket) -> None:
         name: str = request["name"]
         self._groups.create(name, memory_bytes=request["memory_bytes"], pids=request["pids"], cpus=request["cpus"])
         go_read, go_write = os.pipe()
-        root = "/" if self.contained else plain.make_root()
-        pid = syscalls.clone(_NAMESPACES) if self.contained else os.fork()
+        try:
+            self._start(name, request, stream, (go_read, go_write))
+        finally:
+            os.close(go_read)
+            os.close(go_write)
+
+    def _start(self, name: str, request: Header, stream: socket.socket, go: tuple[int, int]) -> None:
+        root = "/" if self.contained else plain.make_root(name)
+        try:
+            pid = syscalls.clone(_NAMESPACES) if self.contained else os.fork()
+        except OSError:
+            if not self.contained:
+                plain.remove_root(root)
+            raise
         if pid == 0:
-            _isolate_descriptors(stream, go_read)
+            _isolate_descriptors(stream, go[0])
             self._become_sandbox(root, listen=request["listen"])
         self._names[pid] = name
         if not self.contained:
             self._roots[pid] = root
-        os.close(go_read)
         try:
             if self.contained:
                 self._map_sandbox(pid)
             self._groups.enter(name, pid)
-            os.write(go_write, b"x")
         except OSError:
             os.kill(pid, signal.SIGKILL)
             raise
-        finally:
-            os.close(go_write)
+        self._tell({"made": name, "pid": pid})
+        os.write(go[1], b"x")
 
     def _map_sandbox(self, pid: int) -> None:
         if self._privileged:
@@ -206,15 +217,27 @@ class Zygote:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
+                if not self.contained:
+                    self._kill_orphans()
                 if root := self._roots.pop(pid, ""):
                     plain.remove_root(root)
                 if name := self._names.pop(pid, ""):
                     self._forget(name)
 
+    def _kill_orphans(self) -> None:
+        """End what sandboxes without a pid namespace left when their first process was killed."""
+        for orphan in children_of(os.getpid()) - self._names.keys():
+            kill_descendants(orphan)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(orphan, signal.SIGKILL)
+
     def _forget(self, name: str) -> None:
         self._groups.remove(name)
-        with contextlib.suppress(OSError):
-            self._control.send(json.dumps({"gone": name}).encode())
+        self._tell({"gone": name})
+
+    def _tell(self, message: Header) -> None:
+        with contextlib.suppress(OSError):  # an owner that has gone needs no telling
+            self._control.send(json.dumps(message).encode())
 
     def _leave(self) -> None:
         signal.set_wakeup_fd(-1)
@@ -224,11 +247,22 @@ class Zygote:
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, _ = os.waitpid(-1, 0)
+                name = self._names.pop(pid, "")
+                if not self.contained:
+                    self._kill_orphans()
                 if root := self._roots.pop(pid, ""):
                     plain.remove_root(root)
-                self._groups.remove(self._names.pop(pid, ""))
+                if name:
+                    self._groups.remove(name)
         self._groups.close()
         os._exit(0)
+
+
+def _received(descriptors: list[int]) -> socket.socket:
+    """Return the socket that came with a message; without room for one, the kernel leaves it out."""
+    if not descriptors:
+        raise OSError(errno.EMFILE, "the launcher has too many open files")
+    return socket.socket(fileno=descriptors[0])
 
 
 def _ignore(_signal: int, _frame: object) -> None:
