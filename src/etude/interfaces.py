@@ -257,7 +257,11 @@ class Ledger(Protocol):
         ...
 
     async def flush(self) -> None:
-        """Return when every fact recorded so far survives `kill -9`; raise `StoreError` when it cannot be stored."""
+        """Return when the run directory has every fact recorded so far; raise `StoreError` when it cannot."""
+        ...
+
+    async def flush_local(self) -> None:
+        """Return when every fact recorded so far survives `kill -9`: it may still be on this machine's disk alone."""
         ...
 
 

@@ -241,6 +241,8 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     """The record of one rollout."""
 
     rollout_id: str
+    session_id: str = ""
+    """Of its model calls, whose request ids are `<session>/<n>`; another one each time the rollout is played."""
     group_id: str
     task_id: str
     index: int

@@ -15,6 +15,7 @@ from etude.interfaces import (
     ExecResult,
     Grade,
     Grader,
+    Ledger,
     SessionHost,
     SessionRecord,
     SessionSpec,
@@ -22,6 +23,8 @@ from etude.interfaces import (
 from etude.rollout.harness import harness_command, harness_name
 from etude.rollout.record import RolloutRecord
 from etude.rollout.untrusted import cut
+from etude.telemetry.doubles import NO_LEDGER
+from etude.telemetry.events import RolloutStarted
 from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
 
 _CANNOT_START = (126, 127)
@@ -76,11 +79,12 @@ class _Attempt:
         self.outcome = Outcome.TRUNCATED if ended_by_limit else Outcome.SCORED
         self.reward = grade.reward
 
-    def trajectory(self, task: Task, *, rollout_id: str, group_id: str, index: int) -> Trajectory:
+    def trajectory(self, task: Task, *, rollout_id: str, session_id: str, group_id: str, index: int) -> Trajectory:
         """Return the record of the attempt."""
         nodes = self.session.nodes
         return Trajectory(
             rollout_id=rollout_id,
+            session_id=session_id,
             group_id=group_id,
             task_id=task.task_id,
             index=index,
@@ -107,10 +111,12 @@ class HarnessPlayer:
         harness: HarnessSection,
         params: SamplingParams,
         on_record: Callable[[RolloutRecord], None] | None = None,
+        ledger: Ledger = NO_LEDGER,
     ) -> None:
         """The backend shows the harness's directory at `HARNESS_MOUNT`.
 
-        `on_record` is called once per attempt, however it ended, on the event loop: it should only pass on.
+        `on_record` is called once per attempt, however it ended, on the event loop: it should only pass on. The ledger
+        is told here that an attempt begins, and by whoever keeps the record that it ended.
         """
         self._host = host
         self._backend = backend
@@ -118,6 +124,7 @@ class HarnessPlayer:
         self._harness = harness
         self._params = params
         self._on_record = on_record
+        self._ledger = ledger
 
     async def play(
         self,
@@ -148,6 +155,7 @@ class HarnessPlayer:
         state = _Attempt()
         cancelled: asyncio.CancelledError | None = None
         try:
+            await self._note_started(task, rollout_id, spec)
             await self._run(task, spec, state)
         except asyncio.CancelledError as error:
             cancelled = error
@@ -161,11 +169,20 @@ class HarnessPlayer:
             state.fail("worker", "unexpected_error", f"{type(error).__name__}: {error}")
         if cancelled is not None:
             state.fail("worker", "cancelled", "the run was drained", outcome=Outcome.CANCELLED)
-        trajectory = state.trajectory(task, rollout_id=rollout_id, group_id=group_id, index=index)
+        trajectory = state.trajectory(
+            task, rollout_id=rollout_id, session_id=spec.session_id, group_id=group_id, index=index
+        )
         self._report(trajectory, task, state.session, purpose)
         if cancelled is not None:
             raise cancelled
         return trajectory
+
+    async def _note_started(self, task: Task, rollout_id: str, spec: SessionSpec) -> None:
+        """Have the attempt on the disk before anybody else can speak of it."""
+        self._ledger.record(
+            RolloutStarted(rollout=rollout_id, session=spec.session_id, task=task.task_id, purpose=spec.purpose)
+        )
+        await self._ledger.flush_local()
 
     async def _run(self, task: Task, spec: SessionSpec, state: _Attempt) -> None:
         """Play the harness in a sandbox; grade what it left once that sandbox is gone."""

@@ -92,6 +92,7 @@ async def open_fleet(run: RunDirectory, config: RunConfig, trainer: Child, recor
                 max_tokens=config.sampling.max_tokens,
             ),
             on_record=recorder.rollout,
+            ledger=recorder.ledger,
         )
         yield Fleet(player=player, router=router, recorder=recorder, children=children, logs=run.local / "logs")
 

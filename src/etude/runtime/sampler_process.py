@@ -13,6 +13,8 @@ from etude.sampling.decode_loop import Held
 from etude.sampling.engines.torch_engine import TorchEngine
 from etude.sampling.sampler import EngineSampler
 from etude.sampling.service import serving
+from etude.store.ledger import LedgerWriter
+from etude.store.ledger_format import open_run_id
 from etude.telemetry.clock import SystemClock
 from etude.weights.follower import Follower, StagedVersion
 
@@ -45,20 +47,23 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
         max_batch=1 if alone else pool.max_batch,
         prefix_bytes=0 if alone else _PREFIX_BYTES,
     )
+    name = f"{pool.name}-{index}"
+    ledger = await LedgerWriter.open(run.store, run.local, name, await open_run_id(run.store))
     sampler = EngineSampler(
         engine,
-        sampler_id=f"{pool.name}-{index}",
+        sampler_id=name,
         pool=pool.name,
         view=pool.view,
         held=Held(lineage=first.lineage, version=first.version, digest=first.digest),
+        ledger=ledger,
     )
     del first
-    await _serve(sampler, follower)
+    await _serve(sampler, follower, ledger)
 
 
-async def _serve(sampler: EngineSampler, follower: Follower) -> None:
-    async with sampler, serving(sampler) as address:
-        say_ready(address)
+async def _serve(sampler: EngineSampler, follower: Follower, ledger: LedgerWriter) -> None:
+    async with ledger, sampler, serving(sampler) as address:
+        say_ready(address, ledger.writer)
         async with asyncio.TaskGroup() as parts:
             parts.create_task(_follow(sampler, follower), name="follow the weights")
             parts.create_task(sampler.watch(), name="engine")

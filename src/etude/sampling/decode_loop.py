@@ -22,7 +22,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from etude.errors import SamplerError, VersionUnavailableError
+from etude.interfaces import Ledger
 from etude.sampling.engine import Answer, Commit, Engine
+from etude.telemetry import digests
+from etude.telemetry.doubles import NO_LEDGER
+from etude.telemetry.events import Applied, Drawn
 from etude.types import Completion, FinishReason, SampleRequest, VersionRun
 
 _Result = TypeVar("_Result")
@@ -64,7 +68,15 @@ class DecodeLoop:
     """Runs an engine in a thread of its own. All public methods may be called from any thread."""
 
     def __init__(
-        self, engine: Engine, held: Held, *, pool: str, version_wait_s: float = 2.0, swap_hold_s: float = 30.0
+        self,
+        engine: Engine,
+        held: Held,
+        *,
+        pool: str,
+        view: str = "",
+        version_wait_s: float = 2.0,
+        swap_hold_s: float = 30.0,
+        ledger: Ledger = NO_LEDGER,
     ) -> None:
         """Wrap an engine that holds `held`; `start` begins.
 
@@ -72,8 +84,10 @@ class DecodeLoop:
             engine: Touched by the loop's thread only.
             held: What the engine's weights are.
             pool: Named in completions.
+            view: Precision of the engine's weights, named in the ledger.
             version_wait_s: How long a request waits for a version that is not there yet.
             swap_hold_s: How long requests that a swap must not cross delay it.
+            ledger: Told of all weights put in place and, before anybody else, of what was drawn.
         """
         self.held = held
         self.failure: Future[None] = Future()
@@ -83,6 +97,8 @@ class DecodeLoop:
         self.swap_seconds_max = 0.0
         self._engine = engine
         self._pool = pool
+        self._view = view
+        self._ledger = ledger
         self._version_wait_s = version_wait_s
         self._swap_hold_s = swap_hold_s
         self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Future[Any] | None]] = queue.SimpleQueue()
@@ -99,6 +115,7 @@ class DecodeLoop:
 
     def start(self) -> None:
         """Begin to serve."""
+        self._note_applied()
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -235,6 +252,7 @@ class DecodeLoop:
         for request_id, drawn in swap.commit().items():
             self._running[request_id].stamp(self.held.version, drawn)
         self.held = swap.target
+        self._note_applied()
         self.swaps += 1
         self.swap_seconds_max = max(self.swap_seconds_max, time.perf_counter() - started)
 
@@ -245,17 +263,36 @@ class DecodeLoop:
             return
         job.stamp(self.held.version, len(answer.token_ids))
         self.tokens_drawn += len(answer.token_ids)
-        job.future.set_result(
-            Completion(
-                token_ids=answer.token_ids,
-                sampler_logprobs=answer.sampler_logprobs,
-                versions=tuple(job.versions),
-                finish_reason=answer.finish_reason,
-                pool=self._pool,
-                lineage=self.held.lineage,
-                support=answer.support,
-                experts=answer.experts,
-                cached_tokens=answer.cached_tokens,
+        completion = Completion(
+            token_ids=answer.token_ids,
+            sampler_logprobs=answer.sampler_logprobs,
+            versions=tuple(job.versions),
+            finish_reason=answer.finish_reason,
+            pool=self._pool,
+            lineage=self.held.lineage,
+            support=answer.support,
+            experts=answer.experts,
+            cached_tokens=answer.cached_tokens,
+        )
+        self._note_drawn(job.request, completion)
+        job.future.set_result(completion)
+
+    def _note_applied(self) -> None:
+        held = self.held
+        self._ledger.record(Applied(lineage=held.lineage, version=held.version, digest=held.digest, view=self._view))
+
+    def _note_drawn(self, request: SampleRequest, completion: Completion) -> None:
+        if not completion.token_ids:
+            return
+        self._ledger.record(
+            Drawn(
+                request=request.request_id,
+                prompt=len(request.prompt_ids),
+                prompt_digest=digests.of_ids(request.prompt_ids),
+                tokens=len(completion.token_ids),
+                digest=digests.of_drawn(completion),
+                versions=tuple((run.version, run.count) for run in completion.versions),
+                lineage=completion.lineage,
             )
         )
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from etude.errors import SamplerBusyError, SampleRequestError, SamplerError
-from etude.interfaces import StagedWeights, WeightSource
+from etude.interfaces import Ledger, StagedWeights, WeightSource
 from etude.sampling.decode_loop import DecodeLoop, Held
 from etude.sampling.engine import Engine, Scorer
+from etude.telemetry.doubles import NO_LEDGER
 from etude.types import Completion, SampleRequest, SamplerStatus
 
 _ID_LENGTH_MAX = 256
@@ -44,6 +45,7 @@ class EngineSampler:
         version_wait_s: float = 2.0,
         swap_hold_s: float = 30.0,
         remember_bytes: int = 64 << 20,
+        ledger: Ledger = NO_LEDGER,
     ) -> None:
         """Wrap an engine.
 
@@ -57,6 +59,7 @@ class EngineSampler:
             version_wait_s: How long a request waits for a version that is not there yet.
             swap_hold_s: How long requests that a swap must not cross delay it; see `decode_loop`.
             remember_bytes: Bound on finished completions kept for repeated ids.
+            ledger: Told what was drawn, and of all weights put in place.
         """
         self._engine = engine
         self._sampler_id = sampler_id
@@ -64,7 +67,16 @@ class EngineSampler:
         self._pool = pool
         self._max_queue = max_queue
         self._remember_bytes = remember_bytes
-        self._loop = DecodeLoop(engine, held, pool=pool, version_wait_s=version_wait_s, swap_hold_s=swap_hold_s)
+        self._ledger = ledger
+        self._loop = DecodeLoop(
+            engine,
+            held,
+            pool=pool,
+            view=view,
+            version_wait_s=version_wait_s,
+            swap_hold_s=swap_hold_s,
+            ledger=ledger,
+        )
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._unfinished = 0
         self._remembered = 0
@@ -80,7 +92,7 @@ class EngineSampler:
         await asyncio.to_thread(self._loop.stop)
 
     async def sample(self, request: SampleRequest) -> Completion:
-        """Return the completion of a request.
+        """Return the completion of a request, once the ledger says that it was drawn.
 
         Raises:
             VersionUnavailableError: The version asked for is not held, and did not come in time.
@@ -88,6 +100,7 @@ class EngineSampler:
             SampleRequestError: A field makes no sense, or the id was used for another request.
             SamplerBusyError: The queue is full.
             SamplerError: The sampler is draining or its engine failed.
+            StoreError: The disk does not take the ledger.
         """
         entry = self._entries.get(request.request_id)
         if entry is None:
@@ -96,13 +109,15 @@ class EngineSampler:
             raise SampleRequestError(f"request id {request.request_id} was used for another request")
         entry.askers += 1
         try:
-            return await asyncio.shield(entry.future)
+            completion = await asyncio.shield(entry.future)
         except asyncio.CancelledError:
             if entry.askers == 1:
                 self._loop.cancel(request.request_id)
             raise
         finally:
             entry.askers -= 1
+        await self._ledger.flush_local()
+        return completion
 
     async def status(self) -> Sequence[SamplerStatus]:
         """Return this sampler's state. Raise `SamplerError` when its engine has failed."""

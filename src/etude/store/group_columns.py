@@ -19,6 +19,7 @@ GROUP_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Group], object]]] = {
 
 ROLLOUT_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Trajectory], object]]] = {
     "rollout_id": (pa.string(), lambda rollout: rollout.rollout_id),
+    "session_id": (pa.string(), lambda rollout: rollout.session_id),
     "index": (pa.int64(), lambda rollout: rollout.index),
     "outcome": (pa.string(), lambda rollout: rollout.outcome.value),
     "reward": (pa.float64(), lambda rollout: rollout.reward),
@@ -75,6 +76,7 @@ def rollout_fields(row: Mapping[str, Any]) -> dict[str, Any]:
         "group_id": row["group_id"],
         "task_id": row["task_id"],
         "rollout_id": row["rollout_id"],
+        "session_id": row["session_id"],
         "index": row["index"],
         "outcome": row["outcome"],
         "reward": row["reward"],

@@ -16,6 +16,9 @@ class MemoryLedger:
     async def flush(self) -> None:
         """Do nothing: memory is as safe as it gets."""
 
+    async def flush_local(self) -> None:
+        """Do nothing."""
+
 
 class NoLedger:
     """A `Ledger` that forgets: for parts used outside of a run, which has nothing to prove."""
@@ -24,6 +27,9 @@ class NoLedger:
         """Forget a fact."""
 
     async def flush(self) -> None:
+        """Do nothing."""
+
+    async def flush_local(self) -> None:
         """Do nothing."""
 
 
