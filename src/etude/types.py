@@ -285,6 +285,8 @@ class SamplerStatus(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     waiting: int = 0
     tokens_drawn: int = 0
+    steps: int = 0
+    """Decoding steps so far: they stand still while the engine hangs, though its process answers."""
     swaps: int = 0
     swap_seconds_max: float = 0.0
     max_context: int = 0

@@ -93,6 +93,7 @@ class DecodeLoop:
         self.failure: Future[None] = Future()
         """Fails when the engine does; never succeeds before `stop`."""
         self.tokens_drawn = 0
+        self.steps = 0
         self.swaps = 0
         self.swap_seconds_max = 0.0
         self._engine = engine
@@ -174,6 +175,7 @@ class DecodeLoop:
                     continue
                 for answer in self._engine.step():
                     self._finish(answer)
+                self.steps += 1
         except Exception as error:  # noqa: BLE001 - becomes the failure of every request and of the process
             self._fail(SamplerError(f"the engine failed: {type(error).__name__}: {error}"))
         else:

@@ -136,6 +136,7 @@ class EngineSampler:
                 running=running,
                 waiting=waiting,
                 tokens_drawn=loop.tokens_drawn,
+                steps=loop.steps,
                 swaps=loop.swaps,
                 swap_seconds_max=loop.swap_seconds_max,
                 max_context=self._engine.max_context,
