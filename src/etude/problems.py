@@ -10,6 +10,24 @@ from pydantic import BaseModel, ValidationError
 
 Model = TypeVar("Model", bound=BaseModel)
 
+OTHER_NAMES = {
+    "batch_size": "rollout.groups_per_step",
+    "checkpoint_interval": "checkpoint.every",
+    "learning_rate": "trainer.lr",
+    "max_completion_length": "sampling.max_tokens",
+    "max_grad_norm": "trainer.grad_clip",
+    "max_lag": "rollout.max_staleness",
+    "max_new_tokens": "sampling.max_tokens",
+    "max_off_policy_steps": "rollout.max_staleness",
+    "max_response_length": "sampling.max_tokens",
+    "max_steps": "trainer.steps",
+    "num_generations": "rollout.group_size",
+    "output_dir": "run.url",
+    "rollouts_per_example": "rollout.group_size",
+    "save_interval": "checkpoint.every",
+}
+"""What comparable systems call a setting, and what it is called here; a key that is renamed gets a line as well."""
+
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong with what a user wrote."""
@@ -55,11 +73,13 @@ def explain(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
 def suggestion(model: type[BaseModel], loc: Sequence[str | int]) -> str | None:
     """Return the dotted key that was probably meant by an unknown one, if any is close."""
     *above, last = loc
+    everything = list(known_keys(model))
+    if (renamed := OTHER_NAMES.get(str(last))) in everything:
+        return renamed
     section = _section_at(model, above)
     siblings = list(section.model_fields) if section else []
     if close := get_close_matches(str(last), siblings, n=1):
         return ".".join(str(part) for part in (*above, close[0]))
-    everything = list(known_keys(model))
     elsewhere = [key for key in everything if key.rpartition(".")[2] == last]
     written = ".".join(str(part) for part in loc)
     return next(iter(elsewhere or get_close_matches(written, everything, n=1, cutoff=0.75)), None)

@@ -1,7 +1,21 @@
 # pyright: basic
-"""What the failure tests share: the kit that runs whole commands."""
+"""A run that the failure tests look at."""
 
-import sys
+import asyncio
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "end_to_end"))
+import pytest
+from run_kit import start
+
+
+@pytest.fixture(scope="session")
+def finished(coin, tmp_path_factory) -> Path:
+    """The directory of an asynchronous run that was never disturbed."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+
+    async def play() -> None:
+        command = await start("run", coin, directory)
+        assert await command.end() == 0, command.errors
+
+    asyncio.run(play())
+    return directory
