@@ -7,16 +7,16 @@ from typing import Any
 
 _LENGTHS = struct.Struct("!II")
 PREFIX_BYTES = _LENGTHS.size
-MAX_HEADER_BYTES = 32 << 20
-MAX_BODY_BYTES = 1 << 30
+MAX_HEADER_BYTES = 8 << 20
+MAX_BODY_BYTES = 1 << 29
 
 Header = dict[str, Any]
 
 
-def encode(header: Header, body: bytes = b"") -> bytes:
-    """Return a message as it travels."""
+def encode(header: Header, body: bytes = b"", *, body_length: int | None = None) -> bytes:
+    """Return a message as it travels; with `body_length`, that many bytes of body are sent after it."""
     text = json.dumps(header, separators=(",", ":")).encode()
-    return _LENGTHS.pack(len(text), len(body)) + text + body
+    return _LENGTHS.pack(len(text), len(body) if body_length is None else body_length) + text + body
 
 
 def lengths(prefix: bytes) -> tuple[int, int]:

@@ -16,6 +16,8 @@ class Relay:
         self._port = port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
+        self.failure = ""
+        """Why a connection could not be carried on, which the sandbox cannot tell from the model's hanging up."""
 
     async def start(self) -> None:
         """Begin to accept; at most 64 connections at once, further ones are closed."""
@@ -42,7 +44,8 @@ class Relay:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        except OSError:
+        except OSError as error:
+            self.failure = f"port {self._port} of this host: {error}"
             writer.close()
             raise
         try:

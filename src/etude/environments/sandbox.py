@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import json
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from etude.environments.framing import MAX_BODY_BYTES, PREFIX_BYTES, Header, encode, lengths
 from etude.environments.relay import Relay
@@ -15,6 +15,11 @@ from etude.interfaces import ExecResult
 
 _ANSWER_DEADLINE_S = 30.0
 """Beyond the command's own deadline."""
+_CHUNK = 1 << 18
+_LARGE = 1 << 20
+"""Bytes from which copying is no work for an event loop, and the most that it moves before others have a turn."""
+
+_T = TypeVar("_T")
 
 
 class LocalEnvironment:
@@ -124,6 +129,9 @@ class LocalEnvironment:
             "max_output_bytes": max_output_bytes,
         }
         answer, output = await self._ask(request, deadline_s=timeout_s + _ANSWER_DEADLINE_S)
+        if self._relay and self._relay.failure:
+            msg = f"sandbox {self._id}: the model API could not be reached from it: {self._relay.failure}"
+            raise SandboxError(msg)
         split: int = answer["stdout"]
         return ExecResult(
             exit_code=answer["exit_code"],
@@ -147,7 +155,7 @@ class LocalEnvironment:
                 msg = f"{path!r} is not an absolute path without '..'; nothing was uploaded to sandbox {self._id}"
                 raise SandboxError(msg)
             listing.append((str(PurePosixPath(path)), len(content), path in executable))
-        await self._ask({"op": "write", "files": listing}, b"".join(files.values()))
+        await self._ask({"op": "write", "files": listing}, tuple(files.values()))
 
     async def download(self, path: str, *, max_bytes: int) -> dict[str, bytes]:
         """Return the regular files at or below `path` by relative path; a file alone under its own name.
@@ -167,15 +175,10 @@ class LocalEnvironment:
 
     async def _read(self, request: dict[str, Any], max_bytes: int) -> tuple[dict[str, bytes], list[str]]:
         answer, body = await self._ask({**request, "max_bytes": min(max_bytes, MAX_BODY_BYTES)})
-        files: dict[str, bytes] = {}
-        position = 0
-        for name, size in answer["files"]:
-            files[name] = body[position : position + size]
-            position += size
-        return files, answer["gone"]
+        return await _beside(len(body), _cut, answer["files"], body), answer["gone"]
 
     async def _ask(
-        self, request: dict[str, Any], body: bytes = b"", *, deadline_s: float = _ANSWER_DEADLINE_S
+        self, request: dict[str, Any], body: Sequence[bytes] = (), *, deadline_s: float = _ANSWER_DEADLINE_S
     ) -> tuple[Header, bytes]:
         async with self._turn:
             if self._broken:
@@ -185,7 +188,7 @@ class LocalEnvironment:
             self._broken = "a request to it was broken off"
             try:
                 async with asyncio.timeout(deadline_s):
-                    await asyncio.get_running_loop().sock_sendall(self._stream, encode(request, body))
+                    await self._send(request, body)
                     answer, content = await self._receive(b"")
             except (OSError, EOFError, ValueError, TimeoutError) as error:
                 self._broken = self._lost or "it died"
@@ -197,6 +200,12 @@ class LocalEnvironment:
             raise SandboxError(msg)
         return answer, content
 
+    async def _send(self, request: dict[str, Any], body: Sequence[bytes]) -> None:
+        size = sum(map(len, body))
+        pieces = [encode(request, b"".join(body))] if size < _LARGE else [encode(request, body_length=size), *body]
+        for piece in pieces:
+            await asyncio.get_running_loop().sock_sendall(self._stream, piece)
+
     async def _receive(self, start: bytes) -> tuple[Header, bytes]:
         prefix = start + await self._exactly(PREFIX_BYTES - len(start))
         header_length, body_length = lengths(prefix)
@@ -205,14 +214,32 @@ class LocalEnvironment:
 
     async def _exactly(self, count: int) -> bytes:
         loop = asyncio.get_running_loop()
-        received = bytearray(count)
-        view, position = memoryview(received), 0
-        while position < count:
-            got = await loop.sock_recv_into(self._stream, view[position:])
-            if not got:
+        pieces: list[bytes] = []
+        left = count
+        while left:
+            piece = await loop.sock_recv(self._stream, min(left, _CHUNK))
+            if not piece:
                 raise EOFError
-            position += got
-        return bytes(received)
+            pieces.append(piece)
+            left -= len(piece)
+            if len(pieces) % (_LARGE // _CHUNK) == 0:  # bytes that are there already are taken without a turn
+                await asyncio.sleep(0)
+        return await _beside(count, b"".join, pieces)
+
+
+async def _beside(size: int, work: Callable[..., _T], *args: object) -> _T:
+    """Do work on so many bytes, in a thread if they are many."""
+    return work(*args) if size < _LARGE else await asyncio.to_thread(work, *args)
+
+
+def _cut(listing: list[tuple[str, int]], body: bytes) -> dict[str, bytes]:
+    """Return files by name from their sizes and their contents one after the other."""
+    files: dict[str, bytes] = {}
+    position = 0
+    for name, size in listing:
+        files[name] = body[position : position + size]
+        position += size
+    return files
 
 
 async def _readable(stream: socket.socket) -> None:

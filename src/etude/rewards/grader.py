@@ -1,6 +1,12 @@
-"""Grading as Harbor does it: in a fresh sandbox, with tests that the agent has never met."""
+"""Grading as Harbor does it: in a fresh sandbox, with tests that the agent has never met.
 
+Nothing that an agent or a task left is worked on in the event loop: tests run in the sandbox, files are read and
+screened in threads.
+"""
+
+import asyncio
 import os
+import signal
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -54,17 +60,20 @@ class HarborGrader:
         giving a valid reward (no file, a late one, a sandbox that dies) gives `reward=None` and a failure whose first
         word is stable: `held`, `sandbox`, `task`, `tests_timeout`, `no_reward` or `bad_reward`.
         """
-        for screen in self._screens:
-            if evidence := screen(task, change):
-                return Grade(reward=None, failure=f"held: {evidence}", held=True)
         try:
-            tests = self._read_tests(task)
+            if evidence := await asyncio.to_thread(self._screen, task, change):
+                return Grade(reward=None, failure=f"held: {evidence}", held=True)
+            tests = await self._read_tests(task)
+            placed = await asyncio.to_thread(sort_change, change)
             async with self._backend.create(task) as environment:
-                return await self._grade_in(environment, task, sort_change(change), tests)
+                return await self._grade_in(environment, task, placed, tests)
         except TaskError as error:
             return Grade(reward=None, failure=f"task: {error}")
         except SandboxError as error:
             return Grade(reward=None, failure=f"sandbox: {error}")
+
+    def _screen(self, task: Task, change: Mapping[str, bytes | None]) -> str:
+        return next(filter(None, (screen(task, change) for screen in self._screens)), "")
 
     async def _grade_in(self, environment: Environment, task: Task, change: Sorted, tests: _Tests) -> Grade:
         await self._apply(environment, task, change)
@@ -78,6 +87,10 @@ class HarborGrader:
         log = _tail(ran)
         if ran.timed_out:
             reason = f"tests_timeout: the tests were killed after {task.verifier_timeout_s:g} s"
+            return Grade(reward=None, failure=reason, log=log)
+        if ran.exit_code == -signal.SIGKILL:
+            # No code of the agent may do that to root's tests: it was the host, or the limit on memory.
+            reason = "sandbox: the tests were killed from outside, or used more memory than the task has"
             return Grade(reward=None, failure=reason, log=log)
         grade = read_verdict(await self._rewards(environment))
         return msgspec.structs.replace(grade, log=log)
@@ -113,12 +126,12 @@ class HarborGrader:
             found |= await environment.download(f"{_RESULTS}/{name}", max_bytes=MAX_REWARD_BYTES)
         return found
 
-    def _read_tests(self, task: Task) -> _Tests:
+    async def _read_tests(self, task: Task) -> _Tests:
         key = (task.digest, task.path)
         if key not in self._tests:
             if len(self._tests) >= _MAX_REMEMBERED_TASKS:
                 self._tests.clear()
-            self._tests[key] = _read_tests(Path(task.path, "tests"))
+            self._tests[key] = await asyncio.to_thread(_read_tests, Path(task.path, "tests"))
         return self._tests[key]
 
 

@@ -1,0 +1,227 @@
+# pyright: basic
+"""What dies takes nothing else with it, and leaves nothing behind."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from etude.environments.census import living
+from etude.environments.keeper import RestartBudget
+from etude.environments.lease import HeldLease, lease_directory, lease_of_this_process, leases
+from etude.environments.local import LocalBackend
+from etude.environments.reaping import gone, reap
+from etude.errors import SandboxError, StoreError
+from etude.telemetry.clock import ManualClock
+from etude.telemetry.doubles import MemoryLedger
+from etude.telemetry.events import SandboxCreated, SandboxDestroyed
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def created(ledger) -> set[str]:
+    return {event.sandbox for event in ledger.events if isinstance(event, SandboxCreated)}
+
+
+def destroyed(ledger) -> dict[str, str]:
+    return {event.sandbox: event.reason for event in ledger.events if isinstance(event, SandboxDestroyed)}
+
+
+async def until(condition, seconds=30.0):
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists that has not ended; some hosts never bury the ended ones."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+async def test_the_death_of_a_first_process_fails_its_sandbox_and_no_other(make_task, namespaces):
+    ledger = MemoryLedger()
+    backend = await LocalBackend.start(namespaces=namespaces, ledger=ledger)
+    try:
+        async with backend.create(make_task()) as victim, backend.create(make_task(name="b")) as other:
+            running = asyncio.create_task(victim.execute(["sh", "-c", "setsid sleep 777 & sleep 777"], timeout_s=99))
+            await until(lambda: len(naps("777")) == 2)
+            os.kill(victim.process_id, signal.SIGKILL)
+            with pytest.raises(SandboxError, match="died during run"):
+                await running
+            assert (await other.execute(["echo", "alive"], timeout_s=9)).stdout == b"alive\n"
+            await until(lambda: victim.environment_id in destroyed(ledger))
+            assert other.environment_id not in destroyed(ledger)
+            assert not naps("777")
+    finally:
+        await backend.close()
+    assert created(ledger) == destroyed(ledger).keys()
+
+
+def naps(seconds: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_text().split("\0")[:2] == ["sleep", seconds]:
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+async def test_a_launcher_that_dies_fails_what_it_had_started_and_the_next_sandbox_has_a_new_one(make_task, namespaces):
+    ledger = MemoryLedger()
+    backend = await LocalBackend.start(namespaces=namespaces, ledger=ledger)
+    first = backend.process_id
+    try:
+        async with backend.create(make_task()) as running:
+            busy = asyncio.create_task(running.execute(["sh", "-c", "setsid sleep 778 & sleep 778"], timeout_s=99))
+            await until(lambda: len(naps("778")) == 2)
+            os.kill(first, signal.SIGKILL)
+            with pytest.raises(SandboxError, match="launcher of all sandboxes died"):
+                await busy
+        async with backend.create(make_task(name="b")) as environment:
+            assert backend.process_id not in (0, first)
+            assert destroyed(ledger)[running.environment_id] == "launcher_died"
+            assert not runs(running.process_id)
+            assert not naps("778")
+            assert (await environment.execute(["echo", "again"], timeout_s=9)).stdout == b"again\n"
+            (population,) = [one for one in living() if one.backend == backend.name]
+            assert (population.launcher, population.sandboxes) == (backend.process_id, (environment.process_id,))
+    finally:
+        await backend.close()
+    assert created(ledger) == destroyed(ledger).keys()
+    assert backend.name not in {lease.backend for lease, _ in leases()}
+
+
+async def test_restarts_have_a_budget_and_growing_pauses():
+    clock = ManualClock()
+    budget = RestartBudget(clock)
+    moments = []
+    while await budget.spend():
+        moments.append(clock.now())
+    pauses = [after - before for before, after in zip([0.0, *moments], moments, strict=False)]
+    assert pauses == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6])
+    clock.advance(601)
+    assert await budget.spend()
+
+
+async def test_a_launcher_beyond_its_budget_ends_in_an_error_that_says_so(make_task):
+    clock = ManualClock()
+    backend = await LocalBackend.start(clock=clock)
+    try:
+        task = make_task()
+        for _ in range(6):
+            async with backend.create(task):
+                os.kill(backend.process_id, signal.SIGKILL)
+                await until(lambda: backend.process_id == 0)
+        with pytest.raises(SandboxError, match="died more than 5 times within 10 minutes"):
+            await backend.create(task).__aenter__()
+    finally:
+        await backend.close()
+
+
+OWNER = """
+import asyncio, sys
+from etude.environments.local import LocalBackend
+from etude.types import Task
+
+async def main():
+    backend = await LocalBackend.start(namespaces=sys.argv[2] == "True", run="mine")
+    task = Task(task_id="t", path=sys.argv[1], digest="d", instruction="")
+    async with backend.create(task) as one:
+        print(backend.name, backend.process_id, one.process_id, one.environment_id, flush=True)
+        await one.execute(["sh", "-c", f"setsid sleep {sys.argv[3]} & sleep {sys.argv[3]}"], timeout_s=1000)
+
+asyncio.run(main())
+"""
+
+
+async def owner_of(task, namespaces, nap):
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, task.path, str(namespaces), nap, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout
+    name, launcher, first, sandbox = (await process.stdout.readline()).decode().split()
+    await until(lambda: len(naps(nap)) == 2)
+    return process, name, int(launcher), int(first), sandbox
+
+
+@pytest.mark.parametrize("namespaces", [True, False])
+async def test_reaping_removes_what_the_dead_left_and_nothing_of_the_living(make_task, namespaces):
+    dead, name, launcher, first, sandbox = await owner_of(make_task(), namespaces, "881")
+    alive, other, _, _, kept = await owner_of(make_task(name="b"), namespaces, "882")
+    try:
+        os.kill(first, signal.SIGSTOP)  # the worst case: nobody is left to notice, nor to clean up
+        os.kill(launcher, signal.SIGKILL)
+        dead.kill()
+        await dead.wait()
+        assert {lease.backend: lives for lease, lives in leases() if lease.backend in (name, other)} == {
+            name: False,
+            other: True,
+        }
+        assert await asyncio.to_thread(gone, {sandbox, kept, "from-elsewhere-7"}) == {sandbox, "from-elsewhere-7"}
+        assert not naps("881")
+        assert not runs(first)
+        assert len(naps("882")) == 2
+        assert other in {population.backend for population in living("mine")}
+        assert name not in {lease.backend for lease, _ in leases()}
+    finally:
+        alive.kill()
+        await alive.wait()
+    await until(lambda: not naps("882"))
+    await asyncio.to_thread(reap)
+    assert not {name, other} & {lease.backend for lease, _ in leases()}
+
+
+async def test_a_file_in_the_place_of_a_lease_is_nobodys_and_hurts_nobody(tmp_path):
+    path = lease_directory() / "not-a-lease.json"
+    path.write_bytes(b"{")
+    try:
+        held = HeldLease(lease_of_this_process("test-of-leases", run=""))
+        assert ("test-of-leases", True) in {(lease.backend, lives) for lease, lives in leases()}
+        assert "test-of-leases" not in await asyncio.to_thread(reap)
+        held.release()
+        assert "test-of-leases" not in {lease.backend for lease, _ in leases()}
+    finally:
+        path.unlink()
+
+
+async def test_a_name_is_in_the_ledger_before_its_sandbox_exists(make_task):
+    class Full(MemoryLedger):
+        async def flush(self):
+            if self.events:
+                raise StoreError("disk full")
+
+    with pytest.raises(StoreError, match="disk full"):
+        await LocalBackend.start(ledger=Full())
+
+
+async def test_too_many_open_files_here_are_an_error_of_the_sandbox_that_says_what_to_do(backend, make_task):
+    task = make_task()
+    async with backend.create(task):
+        pass
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        with pytest.raises(SandboxError, match="raise ulimit -n"):
+            await backend.create(task).__aenter__()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for descriptor in held:
+            os.close(descriptor)
+    async with backend.create(task) as environment:
+        assert (await environment.execute(["true"], timeout_s=9)).exit_code == 0
