@@ -291,7 +291,8 @@ class SamplerStatus(msgspec.Struct, frozen=True, kw_only=True):
     swap_seconds_max: float = 0.0
     max_context: int = 0
     held: str = ""
-    """Digest of the bytes that the engine really holds, in its view; `digest` itself where that is how it is published."""
+    """Digest of the bytes that the engine really holds: equal on all samplers of a view, and `digest` where that is how
+    the version is published."""
     fault: str = ""
     """Why it serves nothing until its next version; empty when it serves."""
 

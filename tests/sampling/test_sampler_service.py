@@ -24,7 +24,7 @@ from etude.sampling.client import SamplerClient
 from etude.sampling.doubles import FakeEngine
 from etude.sampling.router import SamplerRouter
 from etude.sampling.service import serving
-from etude.types import Completion, FinishReason, SamplerStatus
+from etude.types import Completion, FinishReason, SamplerStatus, SamplingParams, ScoreRequest
 
 PROCESS = """
 import asyncio
@@ -50,7 +50,8 @@ async def test_a_completion_survives_the_wire_bit_for_bit():
     async with sampler(FakeEngine()) as served, serving(served) as url, SamplerClient(url) as client:
         assert await client.sample(one) == await served.sample(one)
         assert await client.status() == await served.status()
-        assert await client.score((1, 2, 3)) == await served.score((1, 2, 3))
+        asked = ScoreRequest(token_ids=(1, 2, 3), drawn_from=1, params=SamplingParams())
+        assert await client.score(asked) == await served.score(asked)
 
 
 async def test_every_refusal_arrives_as_the_error_it_was():

@@ -10,7 +10,9 @@ from sampling_kit import VOCAB, decoder, prompts, request, shape
 from transformers import AutoModelForCausalLM
 
 from etude.errors import ContextOverflowError, PolicyError, SamplerError
+from etude.policy.digest import view_digest
 from etude.policy.files import save_policy
+from etude.sampling.engine import Forced
 from etude.sampling.engines.torch_engine import TorchEngine
 from etude.types import FinishReason
 
@@ -23,6 +25,12 @@ def finish(engine, requests=()):
             engine.admit(waiting.pop(0))
         answers |= {answer.request_id: answer for answer in engine.step()}
     return answers
+
+
+def score(engine, token_ids, drawn_from, raw=(), **params):
+    forced = Forced(token_ids=token_ids[drawn_from:], raw_draws=frozenset(raw))
+    engine.admit(request("score", token_ids[:drawn_from], **({"top_k": 0, "top_p": 1.0} | params)), forced)
+    return finish(engine)["score"]
 
 
 def forced(made, answer, prompt, temperature=1.0):
@@ -220,8 +228,50 @@ def test_a_view_rounds_the_weights_and_still_draws_what_it_records(view):
     exact = TorchEngine(made.shape, made.hf_tensors(), max_batch=1)
     rounded = TorchEngine(made.shape, made.hf_tensors(), max_batch=1, view=view)
     prompt = prompts(1, seed=13)[0]
-    a = np.frombuffer(exact.score(prompt), "<f4")
-    b = np.frombuffer(rounded.score(prompt), "<f4")
+    a, b = (np.frombuffer(score(engine, prompt, 1).sampler_logprobs, "<f4") for engine in (exact, rounded))
     assert 0 < np.abs(a - b).max() < 1.0
     answer = finish(rounded, [request("a", prompt, max_tokens=5)])["a"]
     assert np.isfinite(np.frombuffer(answer.sampler_logprobs, "<f4")).all()
+
+
+@pytest.mark.parametrize("top_k", [0, 20])
+def test_scoring_what_was_drawn_gives_what_was_recorded(top_k):
+    made = decoder(shape("qwen3_moe"))
+    engine = TorchEngine(made.shape, made.hf_tensors(), max_batch=3, prefill_tokens=16)
+    params = {"temperature": 0.8, "top_k": top_k, "top_p": 0.9 if top_k else 1.0}
+    prompt = prompts(1, seed=21)[0]
+    drawn = finish(engine, [request("a", prompt, session="a", max_tokens=30, **params)])["a"]
+    engine.admit(request("b", prompts(1, seed=22)[0], max_tokens=20))
+    scored = score(engine, (*prompt, *drawn.token_ids), len(prompt), raw=(0, 29), **params)
+    assert scored.token_ids == drawn.token_ids
+    np.testing.assert_allclose(
+        np.frombuffer(scored.sampler_logprobs, "<f4"), np.frombuffer(drawn.sampler_logprobs, "<f4"), atol=1e-5
+    )
+    assert scored.experts == drawn.experts
+    if top_k:
+        assert (scored.support.counts, scored.support.token_ids) == (drawn.support.counts, drawn.support.token_ids)
+    raw = np.frombuffer(scored.raw, "<f4").reshape(2, VOCAB)
+    tokens = torch.tensor([*prompt, *drawn.token_ids])
+    with torch.no_grad():
+        hidden = made(tokens, torch.arange(len(tokens)), [0, len(tokens)]).hidden
+        wanted = (hidden @ made.head.T).log_softmax(-1)[[len(prompt) - 1, len(tokens) - 2]]
+    np.testing.assert_allclose(raw, wanted, atol=1e-4)
+
+
+def test_a_given_token_outside_of_the_support_has_no_probability():
+    made = decoder(shape("llama"))
+    engine = TorchEngine(made.shape, made.hf_tensors(), max_batch=1)
+    prompt = prompts(1, seed=23)[0]
+    best = finish(engine, [request("a", prompt, temperature=0, max_tokens=1)])["a"].token_ids[0]
+    scored = score(engine, (*prompt, (best + 1) % VOCAB, best), len(prompt), temperature=1.0, top_k=1, top_p=1.0)
+    assert np.frombuffer(scored.sampler_logprobs, "<f4")[0] == -np.inf
+    assert np.frombuffer(scored.support.token_ids, "<u4")[0] == best
+
+
+@pytest.mark.parametrize("view", ["fp32", "bf16", "fp8"])
+def test_the_held_digest_is_of_the_view_and_moves_with_the_weights(view):
+    made, other = decoder(shape("qwen3_moe")), decoder(shape("qwen3_moe"), seed=1)
+    engine = TorchEngine(made.shape, made.hf_tensors(), max_batch=1, view=view)
+    assert engine.held_digest() == view_digest(made.hf_tensors(), view)
+    engine.stage(other.hf_tensors())()
+    assert engine.held_digest() == view_digest(other.hf_tensors(), view) != view_digest(made.hf_tensors(), view)

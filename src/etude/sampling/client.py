@@ -15,7 +15,7 @@ from etude.errors import (
     SamplerError,
     VersionUnavailableError,
 )
-from etude.types import Completion, SampleRequest, SamplerStatus
+from etude.types import Completion, SampleRequest, SamplerStatus, Scored, ScoreRequest
 
 _ANSWER_BYTES_MAX = 256 << 20
 _ERRORS: dict[str, type[SamplerError]] = {
@@ -68,14 +68,10 @@ class SamplerClient:
         """Return the sampler's state."""
         return [_decoded(await self._call("GET", "/health", self._status_timeout_s), SamplerStatus, json=True)]
 
-    async def score(self, token_ids: Sequence[int]) -> tuple[bytes, int]:
-        """Return f32[n - 1] log-probabilities of all tokens but the first, and the version that gave them."""
-        body = msgspec.msgpack.encode({"token_ids": list(token_ids)})
-        answer = _decoded(await self._call("POST", "/score", self._timeout_s, body), dict[str, bytes | int], json=False)
-        logprobs, version = answer.get("logprobs"), answer.get("version")
-        if not isinstance(logprobs, bytes) or not isinstance(version, int):
-            raise SamplerError(f"sampler {self.url}: /score answered without logprobs or version")
-        return logprobs, version
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Return what the sampler's weights think of given tokens; see `EngineSampler.score` for what it raises."""
+        body = msgspec.msgpack.encode(request)
+        return _decoded(await self._call("POST", "/score", self._timeout_s, body), Scored, json=False)
 
     async def cancel(self, request_id: str) -> None:
         """Finish a request now, with what it has drawn."""

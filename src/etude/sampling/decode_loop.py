@@ -17,19 +17,17 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from etude.errors import SamplerError, VersionUnavailableError
 from etude.interfaces import Ledger
-from etude.sampling.engine import Answer, Commit, Engine
+from etude.sampling.engine import Answer, Commit, Engine, Forced
 from etude.telemetry import digests
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.events import Applied, Drawn
-from etude.types import Completion, FinishReason, SampleRequest, VersionRun
-
-_Result = TypeVar("_Result")
+from etude.types import Completion, FinishReason, SampleRequest, Scored, VersionRun
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +43,9 @@ class _Job:
     request: SampleRequest
     deadline: float
     """Until when it waits for its version."""
-    future: Future[Completion] = field(default_factory=Future[Completion])
+    forced: Forced | None = None
+    """Given draws, of a request that is scored and not sampled."""
+    future: Future[Any] = field(default_factory=Future[Any])
     versions: list[VersionRun] = field(default_factory=list[VersionRun])
     stamped: int = 0
 
@@ -61,6 +61,8 @@ class _Swap:
     target: Held
     commit: Commit
     deadline: float
+    expected: str
+    """What the engine must hold then."""
     done: Future[None] = field(default_factory=Future[None])
 
 
@@ -92,6 +94,10 @@ class DecodeLoop:
         self.held = held
         self.failure: Future[None] = Future()
         """Fails when the engine does; never succeeds before `stop`."""
+        self.held_digest = engine.held_digest()
+        """Of the engine's memory after the last swap."""
+        self.fault = ""
+        """Why nothing is served until the next swap; empty when all is well."""
         self.tokens_drawn = 0
         self.steps = 0
         self.swaps = 0
@@ -128,32 +134,29 @@ class DecodeLoop:
 
     def submit(self, request: SampleRequest) -> Future[Completion]:
         """Queue a request."""
-        job = _Job(request, time.monotonic() + self._version_wait_s)
-        self._post(lambda: self._waiting.append(job), job.future)
-        return job.future
+        return self._queue(request, None)
+
+    def score(self, request: SampleRequest, forced: Forced) -> Future[Scored]:
+        """Queue a request for exactly one version whose draws are given."""
+        return self._queue(request, forced)
 
     def cancel(self, request_id: str) -> None:
         """Finish a request as cancelled; unknown ones are ignored."""
         self._post(lambda: self._cancel(request_id))
 
-    def swap(self, target: Held, commit: Commit) -> Future[None]:
-        """Queue staged weights; done when they are in place."""
-        swap = _Swap(target, commit, time.monotonic() + self._swap_hold_s)
+    def swap(self, target: Held, commit: Commit, *, expected: str) -> Future[None]:
+        """Queue staged weights; done when they are in place.
+
+        If the engine's memory then has another digest than `expected`, nothing is served until a later swap: `fault`.
+        """
+        swap = _Swap(target, commit, time.monotonic() + self._swap_hold_s, expected)
         self._post(lambda: self._swaps.append(swap), swap.done)
         return swap.done
 
-    def call(self, function: Callable[[], _Result]) -> Future[_Result]:
-        """Run a function of the engine between two steps."""
-        future: Future[_Result] = Future()
-
-        def action() -> None:
-            try:
-                future.set_result(function())
-            except SamplerError as error:
-                future.set_exception(error)
-
-        self._post(action, future)
-        return future
+    def _queue(self, request: SampleRequest, forced: Forced | None) -> Future[Any]:
+        job = _Job(request, time.monotonic() + self._version_wait_s, forced)
+        self._post(lambda: self._waiting.append(job), job.future)
+        return job.future
 
     def _post(self, action: Callable[[], None], future: Future[Any] | None = None) -> None:
         if future is not None:
@@ -198,6 +201,9 @@ class DecodeLoop:
         now = time.monotonic()
         while self._waiting:
             job = self._waiting.popleft()
+            if self.fault:
+                job.future.set_exception(SamplerError(self.fault))
+                continue
             refusal = self._refusal(job.request)
             if refusal is None and (self._engine.free_slots < 1 or self._changes_lineage()):
                 kept.append(job)
@@ -211,7 +217,7 @@ class DecodeLoop:
 
     def _begin(self, job: _Job) -> None:
         try:
-            self._engine.admit(job.request)
+            self._engine.admit(job.request, job.forced)
         except SamplerError as error:
             job.future.set_exception(error)
         else:
@@ -254,14 +260,31 @@ class DecodeLoop:
         for request_id, drawn in swap.commit().items():
             self._running[request_id].stamp(self.held.version, drawn)
         self.held = swap.target
+        self.held_digest = self._engine.held_digest()
+        self.fault = ""
         self._note_applied()
+        if self.held_digest != swap.expected:
+            self._stop_serving(swap)
         self.swaps += 1
         self.swap_seconds_max = max(self.swap_seconds_max, time.perf_counter() - started)
+
+    def _stop_serving(self, swap: _Swap) -> None:
+        self.fault = (
+            f"after the swap to version {swap.target.version} the engine holds {self.held_digest[:16]} and not "
+            f"{swap.expected[:16]}: an update was lost; out of service until the next version"
+        )
+        for request_id, job in self._running.items():
+            self._engine.cancel(request_id)
+            job.future.set_exception(SamplerError(self.fault))
+        self._running.clear()
 
     def _finish(self, answer: Answer) -> None:
         job = self._running.pop(answer.request_id)
         if answer.failure:
             job.future.set_exception(SamplerError(f"version {self.held.version}: {answer.failure}"))
+            return
+        if job.forced is not None:
+            job.future.set_result(self._scored(answer))
             return
         job.stamp(self.held.version, len(answer.token_ids))
         self.tokens_drawn += len(answer.token_ids)
@@ -279,9 +302,27 @@ class DecodeLoop:
         self._note_drawn(job.request, completion)
         job.future.set_result(completion)
 
+    def _scored(self, answer: Answer) -> Scored:
+        return Scored(
+            logprobs=answer.sampler_logprobs,
+            support=answer.support,
+            experts=answer.experts,
+            raw=answer.raw,
+            lineage=self.held.lineage,
+            version=self.held.version,
+        )
+
     def _note_applied(self) -> None:
         held = self.held
-        self._ledger.record(Applied(lineage=held.lineage, version=held.version, digest=held.digest, view=self._view))
+        self._ledger.record(
+            Applied(
+                lineage=held.lineage,
+                version=held.version,
+                digest=held.digest,
+                held=self.held_digest,
+                view=self._view,
+            )
+        )
 
     def _note_drawn(self, request: SampleRequest, completion: Completion) -> None:
         if not completion.token_ids:

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from etude.errors import ContextOverflowError, SamplerError
-from etude.sampling.engine import Answer, Commit
+from etude.policy.digest import view_digest
+from etude.policy.views import View
+from etude.sampling.engine import Answer, Commit, Forced
 from etude.types import Experts, FinishReason, SampleRequest, Support
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class FakeEngine:
         step_s: float = 0.0,
         answers: Callable[[SampleRequest], Sequence[int]] | None = None,
         breaks_after: int | None = None,
+        view: View = "fp32",
     ) -> None:
         """Set the script.
 
@@ -44,6 +47,7 @@ class FakeEngine:
             step_s: Seconds that a step takes.
             answers: Tokens to answer a request with; cut at `max_tokens`. Made up from seed and prompt when None.
             breaks_after: Steps after which the engine fails for good; never when None.
+            view: Precision that it pretends to hold its weights in.
         """
         self._vocab = vocab
         self._max_batch = max_batch
@@ -53,6 +57,8 @@ class FakeEngine:
         self._steps_left = breaks_after
         self._pause = threading.Event()
         self._running: dict[str, tuple[SampleRequest, Sequence[int], int]] = {}
+        self._view: View = view
+        self._tensors: Mapping[str, Tensor] = {}
         self.loads = 0
         """Weights put in place so far."""
 
@@ -66,10 +72,13 @@ class FakeEngine:
         """Requests that `admit` would take now."""
         return self._max_batch - len(self._running)
 
-    def admit(self, request: SampleRequest) -> None:
+    def admit(self, request: SampleRequest, forced: Forced | None = None) -> None:
         """Take a request. Raise `ContextOverflowError` when its prompt leaves no room."""
         if len(request.prompt_ids) >= self._context:
             raise ContextOverflowError(f"{request.request_id}: the prompt leaves no room in {self._context} tokens")
+        if forced is not None:
+            self._running[request.request_id] = (request, forced.token_ids, 0)
+            return
         limit = min(request.params.max_tokens, self._context - len(request.prompt_ids))
         self._running[request.request_id] = (request, tuple(self._answers(request))[:limit], 0)
 
@@ -95,17 +104,17 @@ class FakeEngine:
 
     def stage(self, tensors: "Mapping[str, Tensor]") -> Commit:
         """Accept anything."""
-        del tensors
 
         def commit() -> Mapping[str, int]:
             self.loads += 1
+            self._tensors = tensors
             return {name: drawn for name, (_, _, drawn) in self._running.items()}
 
         return commit
 
-    def score(self, token_ids: Sequence[int]) -> bytes:
-        """Return the log-probability of a uniform guess for each token but the first."""
-        return struct.pack(f"<{len(token_ids) - 1}f", *[-6.0] * (len(token_ids) - 1))
+    def held_digest(self) -> str:
+        """Return the digest of what was put in place last."""
+        return view_digest(self._tensors, self._view)
 
     def _made_up(self, request: SampleRequest) -> Sequence[int]:
         seed = repr((request.params.seed, request.prompt_ids)).encode()

@@ -1,7 +1,7 @@
 """What a sampler asks of an engine: tokens in, tokens out. Engines know nothing of policy versions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -14,6 +14,14 @@ Commit = Callable[[], Mapping[str, int]]
 """Puts staged weights in place; returns how many tokens each unfinished request had drawn before that."""
 
 
+class Forced(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request draws whatever its distribution says: it is decoded like any other, and recorded as if drawn."""
+
+    token_ids: tuple[int, ...]
+    raw_draws: frozenset[int] = frozenset()
+    """Indices of draws whose whole distribution is asked for."""
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """One request, finished. The fields mean what they mean in `Completion`."""
 
@@ -24,6 +32,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     support: Support | None = None
     experts: Experts | None = None
     cached_tokens: int = 0
+    raw: bytes = b""
+    """f32[raw draws, vocabulary]: log-probabilities at temperature 1, nothing truncated."""
     failure: str = ""
     """Why nothing usable was drawn; empty for a sound answer."""
 
@@ -41,8 +51,11 @@ class Engine(Protocol):
         """Requests that `admit` would take now."""
         ...
 
-    def admit(self, request: SampleRequest) -> None:
-        """Take a request between two steps. Raise `ContextOverflowError` or `SamplerError` when it cannot be served."""
+    def admit(self, request: SampleRequest, forced: Forced | None = None) -> None:
+        """Take a request between two steps. Raise `ContextOverflowError` or `SamplerError` when it cannot be served.
+
+        A forced one ends with its last token; a token outside of its support has a log-probability of -inf.
+        """
         ...
 
     def step(self) -> Sequence[Answer]:
@@ -60,11 +73,6 @@ class Engine(Protocol):
         """
         ...
 
-
-@runtime_checkable
-class Scorer(Protocol):
-    """An engine that can also be asked what it thinks of given tokens."""
-
-    def score(self, token_ids: Sequence[int]) -> bytes:
-        """Return f32[n - 1]: log-probability of each token but the first, over the whole vocabulary."""
+    def held_digest(self) -> str:
+        """Return `policy.digest.held_digest` of the weights that the next step will multiply with."""
         ...

@@ -6,16 +6,22 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from etude.errors import SamplerBusyError, SampleRequestError, SamplerError
 from etude.interfaces import Ledger, StagedWeights, WeightSource
+from etude.policy.digest import view_digest
+from etude.policy.views import View
 from etude.sampling.decode_loop import DecodeLoop, Held
-from etude.sampling.engine import Engine, Scorer
+from etude.sampling.engine import Commit, Engine, Forced
 from etude.telemetry.doubles import NO_LEDGER
-from etude.types import Completion, SampleRequest, SamplerStatus
+from etude.types import Completion, SampleRequest, SamplerStatus, Scored, ScoreRequest
 
 _ID_LENGTH_MAX = 256
 _STOP_IDS_MAX = 64
 _TOP_K_MAX = 1024
+_RAW_MAX = 16
+_SWAP_ATTEMPTS = 2
 
 
 @dataclass(slots=True)
@@ -39,7 +45,7 @@ class EngineSampler:
         *,
         sampler_id: str,
         pool: str,
-        view: str,
+        view: View,
         held: Held,
         max_queue: int = 256,
         version_wait_s: float = 2.0,
@@ -63,7 +69,7 @@ class EngineSampler:
         """
         self._engine = engine
         self._sampler_id = sampler_id
-        self._view = view
+        self._view: View = view
         self._pool = pool
         self._max_queue = max_queue
         self._remember_bytes = remember_bytes
@@ -80,6 +86,7 @@ class EngineSampler:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         self._unfinished = 0
         self._remembered = 0
+        self._scores = 0
         self._draining = False
 
     async def __aenter__(self) -> "EngineSampler":
@@ -140,23 +147,44 @@ class EngineSampler:
                 swaps=loop.swaps,
                 swap_seconds_max=loop.swap_seconds_max,
                 max_context=self._engine.max_context,
+                held=loop.held_digest,
+                fault=loop.fault,
             )
         ]
 
-    async def score(self, token_ids: Sequence[int]) -> tuple[bytes, int]:
-        """Return f32[n - 1] log-probabilities of all tokens but the first, and the version that gave them."""
-        engine = self._engine
-        if not isinstance(engine, Scorer):
-            raise SampleRequestError("this engine cannot score tokens")
-        if not 1 < len(token_ids) <= engine.max_context:
-            raise SampleRequestError(f"score 2 to {engine.max_context} tokens, not {len(token_ids)}")
-        return await asyncio.wrap_future(self._loop.call(lambda: (engine.score(token_ids), self._loop.held.version)))
+    async def score(self, request: ScoreRequest) -> Scored:
+        """Decode given tokens as if they were drawn, beside the requests that are running.
+
+        Raises:
+            VersionUnavailableError: The version asked for is not held, or was left meanwhile.
+            SampleRequestError: The request makes no sense.
+            SamplerError: The engine failed.
+        """
+        ids, start = request.token_ids, request.drawn_from
+        if not 0 < start < len(ids) <= self._engine.max_context:
+            raise SampleRequestError(f"score: 0 < drawn_from ({start}) < tokens ({len(ids)}) must fit the context")
+        if len(request.raw_positions) > _RAW_MAX or any(not start <= at < len(ids) for at in request.raw_positions):
+            raise SampleRequestError(f"score: at most {_RAW_MAX} raw_positions, each of a drawn token")
+        exact = self._loop.held.version if request.exact_version is None else request.exact_version
+        self._scores += 1
+        name = f"score/{self._scores}"
+        asked = SampleRequest(
+            request_id=name,
+            session_id=name,
+            prompt_ids=ids[:start],
+            params=msgspec.structs.replace(request.params, stop_token_ids=()),
+            exact_version=exact,
+        )
+        _check(asked)
+        forced = Forced(token_ids=ids[start:], raw_draws=frozenset(at - start for at in request.raw_positions))
+        return await asyncio.wrap_future(self._loop.score(asked, forced))
 
     async def stage(self, weights: StagedWeights) -> None:
         """Prepare weights while decoding goes on, then swap them in between two steps; return when they are in place.
 
-        The held version again is nothing to do. Raise `SamplerError` for an older version of the same lineage, and
-        `PolicyError` when the tensors do not fit.
+        The held version again is nothing to do. An engine that holds something else afterwards gets the weights once
+        more; if that does not help the sampler serves nothing until a later version, and `status` says why. Raise
+        `SamplerError` for an older version of the same lineage, and `PolicyError` when the tensors do not fit.
         """
         held = self._loop.held
         target = Held(lineage=weights.lineage, version=weights.version, digest=weights.digest)
@@ -164,8 +192,11 @@ class EngineSampler:
             return
         if target.lineage == held.lineage and target.version <= held.version:
             raise SamplerError(f"version {target.version} cannot follow {held.version} in lineage {held.lineage}")
-        commit = await asyncio.to_thread(self._engine.stage, weights.tensors)
-        await asyncio.shield(asyncio.wrap_future(self._loop.swap(target, commit)))
+        for _ in range(_SWAP_ATTEMPTS):
+            commit, expected = await asyncio.to_thread(self._prepare, weights)
+            await asyncio.shield(asyncio.wrap_future(self._loop.swap(target, commit, expected=expected)))
+            if not self._loop.fault:
+                return
 
     async def follow(self, source: WeightSource) -> None:
         """Stage whatever the source yields, for as long as it does."""
@@ -192,6 +223,9 @@ class EngineSampler:
                 self.cancel(entry.request.request_id)
         if late:
             await asyncio.wait(late, timeout=timeout_s)
+
+    def _prepare(self, weights: StagedWeights) -> tuple[Commit, str]:
+        return self._engine.stage(weights.tensors), view_digest(weights.tensors, self._view)
 
     def _open(self, request: SampleRequest) -> _Entry:
         _check(request)

@@ -1,7 +1,7 @@
 """A sampler behind HTTP.
 
-`POST /sample` takes a `SampleRequest` and answers a `Completion`, both msgpack; `POST /score` takes and answers
-`ScoreRequest` and `ScoreAnswer` likewise; `DELETE /sample/{request_id}` cancels; `GET /health` answers `SamplerStatus`
+`POST /sample` takes a `SampleRequest` and answers a `Completion`, both msgpack; `POST /score` takes a `ScoreRequest`
+and answers `Scored` likewise; `DELETE /sample/{request_id}` cancels; `GET /health` answers `SamplerStatus`
 as JSON. An error is JSON: `error` is the name of its class in `etude.errors`, `message` is for people.
 """
 
@@ -21,7 +21,7 @@ from etude.errors import (
     VersionUnavailableError,
 )
 from etude.sampling.sampler import EngineSampler
-from etude.types import SampleRequest
+from etude.types import SampleRequest, ScoreRequest
 
 _BODY_BYTES_MAX = 16 << 20
 _MSGPACK = "application/msgpack"
@@ -33,20 +33,6 @@ _STATUS: dict[type[SamplerError], int] = {
 }
 
 _Record = TypeVar("_Record", bound=msgspec.Struct)
-
-
-class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens to be scored."""
-
-    token_ids: tuple[int, ...]
-
-
-class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the held weights think of them."""
-
-    logprobs: bytes
-    """f32[n - 1]: of each token but the first, at temperature 1 over the whole vocabulary."""
-    version: int
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +71,8 @@ def _application(sampler: EngineSampler) -> web.Application:
         return web.Response(body=msgspec.msgpack.encode(completion), content_type=_MSGPACK)
 
     async def score(request: web.Request) -> web.Response:
-        logprobs, version = await sampler.score((await _body(request, ScoreRequest)).token_ids)
-        answer = ScoreAnswer(logprobs=logprobs, version=version)
-        return web.Response(body=msgspec.msgpack.encode(answer), content_type=_MSGPACK)
+        scored = await sampler.score(await _body(request, ScoreRequest))
+        return web.Response(body=msgspec.msgpack.encode(scored), content_type=_MSGPACK)
 
     async def cancel(request: web.Request) -> web.Response:
         sampler.cancel(request.match_info["request_id"])

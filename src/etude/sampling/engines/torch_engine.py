@@ -7,20 +7,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from etude.errors import ContextOverflowError, PolicyError, SampleRequestError, SamplerError
 from etude.policy.decoder import Decoder
+from etude.policy.digest import held_digest
 from etude.policy.shape import PolicyShape
 from etude.policy.views import View, to_view, view_dtype
-from etude.sampling.engine import Answer, Commit
+from etude.sampling.engine import Answer, Commit, Forced
 from etude.sampling.engines.torch_cache import Parked, PrefixCache, SlotCache
 from etude.sampling.engines.torch_draw import Draw, Rules, draw, uniforms
 from etude.sampling.engines.torch_forward import CachedForward, Chunk
 from etude.sampling.engines.torch_rows import Row, RowTable
 from etude.types import FinishReason, SampleRequest
-
-_SCORE_ROWS = 256
 
 
 class TorchEngine:
@@ -83,12 +81,12 @@ class TorchEngine:
         """Requests that `admit` would take now."""
         return self.slots - len(self._rows) - len(self._filling)
 
-    def admit(self, request: SampleRequest) -> None:
-        """Take a request between two steps.
+    def admit(self, request: SampleRequest, forced: Forced | None = None) -> None:
+        """Take a request between two steps; with `forced`, its draws are given.
 
         Raises:
             ContextOverflowError: The prompt leaves no room for a token.
-            SampleRequestError: The prompt has no token, or one outside the vocabulary.
+            SampleRequestError: Prompt or forced tokens have none, or one outside the vocabulary.
             SamplerError: All slots are taken.
         """
         prompt, params, vocab = request.prompt_ids, request.params, self._decoder.shape.vocab_size
@@ -96,16 +94,18 @@ class TorchEngine:
             raise ContextOverflowError(
                 f"{request.request_id}: a prompt of {len(prompt)} tokens leaves no room in a context of {self._context}"
             )
-        if not prompt or min(prompt) < 0 or max(prompt) >= vocab:
-            raise SampleRequestError(f"{request.request_id}: prompt_ids must be 1 or more ids below {vocab}")
+        for ids in (prompt,) if forced is None else (prompt, forced.token_ids):
+            if not ids or min(ids) < 0 or max(ids) >= vocab:
+                raise SampleRequestError(f"{request.request_id}: prompt_ids must be 1 or more ids below {vocab}")
         if self.free_slots < 1:
             raise SamplerError(f"{request.request_id}: all {self.slots} slots are taken")
         self._filling.append(
             Row(
                 request=request,
-                limit=min(params.max_tokens, self._context - len(prompt)),
+                limit=min(len(forced.token_ids) if forced else params.max_tokens, self._context - len(prompt)),
                 stops=frozenset(params.stop_token_ids),
                 truncated=params.temperature == 0 or params.top_p < 1.0 or 0 < params.top_k < vocab,
+                forced=forced,
             )
         )
 
@@ -160,19 +160,9 @@ class TorchEngine:
         seen = to_view(name, tensor, self._view)
         return seen.clone() if seen.data_ptr() == tensor.data_ptr() else seen
 
-    def score(self, token_ids: Sequence[int]) -> bytes:
-        """Return f32[n - 1]: log-probability of each token but the first, over the whole vocabulary."""
-        tokens = torch.tensor(token_ids, dtype=torch.int64, device=self._device)
-        with torch.inference_mode():
-            positions = torch.arange(len(tokens), device=self._device)
-            hidden = self._decoder(tokens, positions, [0, len(tokens)]).hidden[:-1]
-            parts = [
-                -F.cross_entropy(F.linear(part, self._decoder.head).float(), target, reduction="none")
-                for part, target in zip(
-                    torch.split(hidden, _SCORE_ROWS), torch.split(tokens[1:], _SCORE_ROWS), strict=True
-                )
-            ]
-            return torch.cat(parts).cpu().numpy().astype("<f4").tobytes()
+    def held_digest(self) -> str:
+        """Return the digest of the weights in the memory that the next step multiplies with."""
+        return held_digest(self._decoder.hf_tensors())
 
     def _prefill(self) -> None:
         budget, slot, chunks = self._prefill_tokens, len(self._rows), list[Chunk]()
@@ -201,6 +191,8 @@ class TorchEngine:
     def _begin(self, row: Row, slot: int) -> None:
         """Note the weights that the row starts under, and bring in what the session left under the same ones."""
         row.salt = self._salt
+        if row.forced is not None:
+            return  # its numbers are for comparison: nothing of another request may be in them
         parked = self._prefixes.find(row.request.session_id, self._salt, row.request.prompt_ids)
         if parked is not None:
             row.cached = row.filled = len(parked.token_ids)
@@ -217,10 +209,30 @@ class TorchEngine:
         numbers = uniforms(table.seed[:count], (position - table.origin[:count]).astype(np.uint64))
         rules = Rules(column(table.temperature), column(table.top_k), column(table.top_p))
         drawn = draw(logits, rules, column(numbers))
+        if any(row.forced is not None for row in self._rows):
+            self._force(logits, rules, drawn)
         table.token[:count] = drawn.tokens.cpu().numpy()
         position += 1
         # From the back, so that the row moved into a hole is one that stays.
         return [self._leave(index, reason) for index, reason in reversed(self._record(drawn))]
+
+    def _force(self, logits: Tensor, rules: Rules, drawn: Draw) -> None:
+        """Put the given tokens of forced rows in the place of what was drawn, and keep the logits asked for."""
+        ends = drawn.counts.cpu().numpy().cumsum()
+        for index, row in enumerate(self._rows):
+            if row.forced is None:
+                continue
+            place = len(row.token_ids)
+            token = row.forced.token_ids[place]
+            drawn.tokens[index] = token
+            if row.truncated:
+                support = slice(int(ends[index]) - int(drawn.counts[index]), int(ends[index]))
+                here = drawn.support_ids[support] == token
+                drawn.logprobs[index] = drawn.support_logprobs[support].masked_fill(~here, -torch.inf).amax()
+            else:
+                drawn.logprobs[index] = (logits[index] / rules.temperature[index]).log_softmax(0)[token]
+            if place in row.forced.raw_draws:
+                row.raw.append(logits[index].log_softmax(0).cpu().numpy())
 
     def _record(self, drawn: Draw) -> list[tuple[int, FinishReason | None]]:
         """Give each row its token and support; return the rows that end, with None for logits that are not numbers."""
@@ -248,7 +260,7 @@ class TorchEngine:
             routes = self._cache.routes
             taken = None if routes is None else routes[index, row.cached : len(inputs)].cpu().numpy()
             answer = row.answer(reason, taken)
-            if row.salt == self._salt:
+            if row.salt == self._salt and row.forced is None:
                 kv = self._cache.kv[:, :, index, :, : len(inputs)].clone()
                 self._prefixes.store(row.request.session_id, Parked(self._salt, inputs, kv))
         last = len(self._rows) - 1

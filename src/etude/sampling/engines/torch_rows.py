@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from etude.sampling.engine import Answer
+from etude.sampling.engine import Answer, Forced
 from etude.types import Experts, FinishReason, SampleRequest, Support
 
 _SUPPORT_IDS_MAX = 0xFFFF
@@ -24,6 +24,7 @@ class Row:
     stops: frozenset[int]
     truncated: bool
     """Its support is smaller than the vocabulary."""
+    forced: Forced | None = None
     salt: int = -1
     """The engine's weights when its prompt was begun; -1 before that."""
     cached: int = 0
@@ -34,6 +35,7 @@ class Row:
     support_counts: list[int] = field(default_factory=list[int])
     support_ids: list[Ids] = field(default_factory=list[Ids])
     support_logprobs: list[Floats] = field(default_factory=list[Floats])
+    raw: list[Floats] = field(default_factory=list[Floats])
 
     @property
     def to_fill(self) -> int:
@@ -74,6 +76,7 @@ class Row:
             support=support,
             experts=experts,
             cached_tokens=self.cached,
+            raw=b"".join(row.astype("<f4").tobytes() for row in self.raw),
         )
 
 
