@@ -5,16 +5,16 @@ import contextlib
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import msgspec
 
-from etude.errors import StoreError
+from etude.errors import ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
 from etude.store.keys import check_key
-from etude.store.ledger_format import BATCH_BYTES, MAX_LINE_BYTES, segment_key
+from etude.store.ledger_format import BATCH_BYTES, MAX_LINE_BYTES, MAX_SEGMENT_BYTES, SEGMENT_BYTES, segment_key
 from etude.store.ledger_segments import SegmentWriter
 from etude.store.local import FileStore
 from etude.telemetry.clock import wall_time
@@ -23,8 +23,6 @@ from etude.telemetry.events import Closed, Opened
 _TICK_S = 0.2
 """How long a fact waits for the disk when nobody asks for it."""
 _UPLOAD_S = 3.0
-_UPLOAD_PAUSES_S = (0.2, 1.0, 3.0)
-"""Before the tries that follow a failed one."""
 _DISK_S = 30.0
 """Longer than any pause of a sound disk."""
 
@@ -58,7 +56,14 @@ class LedgerWriter:
 
     @classmethod
     async def open(
-        cls, store: ObjectStore, local: Path | None, service: str, run_id: str, *, opened: Opened | None = None
+        cls,
+        store: ObjectStore,
+        local: Path | None,
+        service: str,
+        run_id: str,
+        *,
+        opened: Opened | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> "LedgerWriter":
         """Begin a ledger in a folder that nobody ever wrote to; enter it with `async with`.
 
@@ -69,13 +74,14 @@ class LedgerWriter:
             service: `controller`, `trainer`, or a sampler's id.
             run_id: From `open_run_id`.
             opened: The first fact, when it says more than the service's name.
+            segment_bytes: Text after which a segment is ended.
 
         Raises:
             StoreError: The disk refuses.
         """
         writer = check_key(f"{service}-{secrets.token_hex(4)}")
         root, is_far = _root(store, local)
-        segments = SegmentWriter(root, writer=writer, run_id=run_id)
+        segments = SegmentWriter(root, writer=writer, run_id=run_id, segment_bytes=segment_bytes)
         ledger = cls(segments, writer=writer, far=store if is_far else None)
         ledger.record(opened or Opened(service=service))
         await asyncio.to_thread(ledger._write_lines)
@@ -94,7 +100,7 @@ class LedgerWriter:
     async def __aenter__(self) -> "LedgerWriter":
         self._thread.start()
         if self._far is not None:
-            self._uploads = asyncio.create_task(self._upload_now_and_then(self._far), name="upload the ledger")
+            self._uploads = asyncio.create_task(self._upload_now_and_then(), name="upload the ledger")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,7 +127,7 @@ class LedgerWriter:
         Raise `StoreError`, and forget the fact, while the disk does not take the facts before it.
         """
         if self._failure is not None:
-            raise self._failure
+            raise StoreError(str(self._failure)) from self._failure
         line = self._encode(msgspec.structs.replace(event, t=round(self._wall(), 3)))
         if len(line) >= MAX_LINE_BYTES:
             msg = f"a fact of {len(line)} bytes does not fit the ledger: {line[:100]!r}"
@@ -189,18 +195,10 @@ class LedgerWriter:
         return batch
 
     async def _upload(self) -> None:
-        """Put what has grown; after a failure try again a few times, then raise `StoreError`."""
+        """Put the segments that have grown, whole; those who wait at the same time share the work."""
         far = self._far
         if far is None:
             return
-        for pause in _UPLOAD_PAUSES_S:
-            with contextlib.suppress(StoreError):
-                await self._put_grown(far)
-                return
-            await asyncio.sleep(pause)
-        await self._put_grown(far)
-
-    async def _put_grown(self, far: ObjectStore) -> None:
         async with self._putting:
             for number, size in list(self._segments.sizes.items()):
                 if self._put_sizes.get(number) != size:
@@ -208,12 +206,35 @@ class LedgerWriter:
                     await far.put(segment_key(self.writer, number), data)
                     self._put_sizes[number] = len(data)
 
-    async def _upload_now_and_then(self, far: ObjectStore) -> None:
+    async def _upload_now_and_then(self) -> None:
         """Failures are told by the next `flush`: until then the facts are safe on the disk."""
         while True:
             await asyncio.sleep(_UPLOAD_S)
             with contextlib.suppress(StoreError):
-                await self._put_grown(far)
+                await self._upload()
+
+
+async def upload_spool(store: ObjectStore, local: Path, writers: Sequence[str] = ()) -> None:
+    """Put what processes that were killed left in this machine's spool, for a run that is far away.
+
+    Only for writers that live no more; all of the spool when none is named.
+    """
+    for path in await asyncio.to_thread(_spooled, local):
+        writer = path.parent.name
+        if writers and writer not in writers:
+            continue
+        key = f"ledger/{writer}/{path.name}"
+        data = await asyncio.to_thread(path.read_bytes)
+        try:
+            stored = await store.get(key, max_bytes=MAX_SEGMENT_BYTES)
+        except ObjectMissingError:
+            stored = b""
+        if len(data) > len(stored) and data.startswith(stored):
+            await store.put(key, data)
+
+
+def _spooled(local: Path) -> list[Path]:
+    return sorted(local.glob("ledger/*/*.jsonl.zst"))
 
 
 def _root(store: ObjectStore, local: Path | None) -> tuple[Path, bool]:

@@ -18,7 +18,7 @@ class SegmentWriter:
     What the disk refused is kept: the next `write` goes on where the last one stopped.
     """
 
-    def __init__(self, root: Path, *, writer: str, run_id: str) -> None:
+    def __init__(self, root: Path, *, writer: str, run_id: str, segment_bytes: int = SEGMENT_BYTES) -> None:
         """Write below `root`, the run directory or a spool in its shape; nothing is created yet."""
         self.events = 0
         """Facts that are written."""
@@ -29,6 +29,7 @@ class SegmentWriter:
         self.root = root
         self._writer = writer
         self._run_id = run_id
+        self._segment_bytes = segment_bytes
         self._number = 0
         self._text_bytes = 0
         self._unwritten = b""
@@ -58,7 +59,7 @@ class SegmentWriter:
 
         Raise `StoreError` when the disk does not take it.
         """
-        if self._text_bytes >= SEGMENT_BYTES:
+        if self._text_bytes >= self._segment_bytes:
             self._end()
         try:
             while self._unwritten:
