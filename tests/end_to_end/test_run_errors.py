@@ -1,6 +1,7 @@
 # pyright: basic
 """What a user sees when a run cannot go on: one message that says what, where and what to do, and its exit code."""
 
+import json
 import os
 import shutil
 import signal
@@ -111,15 +112,43 @@ async def test_a_run_in_which_every_attempt_fails_says_that_there_is_nothing_to_
     await gone(run)
 
 
-async def test_a_sampler_that_dies_ends_the_run_with_its_name_and_log(coin, tmp_path):
-    command = await start("train", coin, tmp_path / "run", "trainer.steps=200")
+async def test_a_sampler_that_dies_beyond_its_budget_ends_the_run_with_its_name_and_log(coin, tmp_path):
+    command = await start("train", coin, tmp_path / "run", "trainer.steps=200", "supervision.restarts=0")
     await command.until_step(1)
-    [sampler] = [number for number, line in processes_of(tmp_path / "run").items() if "--pool rounded" in line]
-    os.kill(sampler, signal.SIGKILL)
+    os.kill(only_process(tmp_path / "run", "--pool rounded"), signal.SIGKILL)
     assert await command.end() == 1
     assert command.errors.startswith("error: the sampler rounded-0 ended with exit code -9 (SIGKILL). It said: ")
     assert f"its log is {tmp_path}/run/logs/sampler-rounded-0.log" in command.errors
+    assert "after 0 restarts within 300 s; supervision.restarts allows no more" in command.errors
     await gone(tmp_path / "run")
+
+
+def only_process(directory, words):
+    """The one process of a run whose command line has these words."""
+    [found] = [number for number, line in processes_of(directory).items() if words in line]
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_one_of_two_samplers_that_dies_or_hangs_costs_no_rollout(coin, tmp_path, number):
+    run = tmp_path / "run"
+    command = await start(
+        "train", coin, run, "trainer.steps=16", "supervision.lease_s=2", "supervision.heartbeat_s=0.2"
+    )
+    await command.until_step(1)
+    victim = only_process(run, "--pool rounded")
+    os.kill(victim, number)
+    assert await command.end() == 0, command.errors
+    assert command.steps[-1] == 16
+    steps = [event for event in command.events if event["event"] == "step" and event["step"] > 1]
+    assert (
+        sum(step.get("rollout/infra_errors_count", 0) + step.get("rollout/groups_lost_count", 0) for step in steps) == 0
+    )
+    lease = json.loads((run / "services/rounded-0.json").read_text())
+    assert lease["restarts"] == 1
+    assert lease["pid"] != victim
+    assert "the sampler rounded-0 " in command.notes
+    await gone(run)
 
 
 @pytest.fixture

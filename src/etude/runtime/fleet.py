@@ -2,81 +2,123 @@
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from etude.config import RunConfig
+from etude.config import PoolSection, RunConfig
 from etude.environments.local import LocalBackend
-from etude.errors import HostError, RunError
+from etude.errors import HostError, RunError, SamplerError
 from etude.gateway.renderers.registry import load_renderer
 from etude.gateway.service import Gateway
-from etude.interfaces import Sampler
 from etude.rewards.grader import HarborGrader
 from etude.rollout.harness import HARNESS_MOUNT, harness_directory
 from etude.rollout.player import HarnessPlayer
-from etude.runtime.children import Child, child, etude_command
+from etude.runtime.children import etude_command
 from etude.runtime.directory import RunDirectory
+from etude.runtime.inspection import Expected
 from etude.runtime.recorder import Recorder
-from etude.sampling.client import SamplerClient
+from etude.runtime.roster import Roster
+from etude.runtime.supervisor import Program, Supervisor
 from etude.sampling.router import SamplerRouter
-from etude.types import Head, SamplingParams
+from etude.telemetry.waits import waiting
+from etude.types import Head, SamplerStatus, SamplingParams
+from etude.weights.reader import read_head
 
-_START_S = 120.0
+START_S = 180.0
+"""Longest time that a process may take until it serves, restarts included."""
+
+RESTART_S = 150.0
+"""How long requests wait for samplers that were ended: a pause, and a start."""
+
 _SERVED_WITHIN_S = 120.0
+_SANDBOXES_S = 60.0
 
 
 class Fleet:
     """What a stage needs to play attempts."""
 
     def __init__(
-        self, *, player: HarnessPlayer, router: SamplerRouter, recorder: Recorder, children: list[Child], logs: Path
+        self, *, player: HarnessPlayer, router: SamplerRouter, roster: Roster, recorder: Recorder, logs: Path
     ) -> None:
         self.player = player
         self.router = router
+        self.roster = roster
         self.recorder = recorder
-        self.children = children
         self.logs = logs
 
+    async def statuses(self) -> Sequence[SamplerStatus]:
+        """Return the state of every sampler in service, which may be none."""
+        try:
+            return await self.router.status()
+        except SamplerError:
+            return ()
+
     async def served_version(self, lineage: str | None = None) -> int | None:
-        """Return the oldest policy version that any sampler serves; None while one serves another lineage."""
-        statuses = await self.router.status()
-        if lineage is not None and any(status.lineage != lineage for status in statuses):
+        """Return the oldest policy version that a sampler in service serves.
+
+        None while one serves another lineage, or while none is in service. One that is down serves nothing: it joins
+        again at the head, and no request that is bound to a newer version than it holds is served by it.
+        """
+        statuses = await self.statuses()
+        if not statuses or (lineage is not None and any(status.lineage != lineage for status in statuses)):
             return None
         return min(status.version for status in statuses)
 
     async def wait_until_served(self, head: Head, *, poll_s: float = 0.05) -> None:
-        """Return when every sampler serves the head's version; raise `RunError` when that takes over two minutes."""
-        try:
-            async with asyncio.timeout(_SERVED_WITHIN_S):
-                while True:
-                    if await self.served_version(head.lineage) == head.version:
-                        return
-                    await asyncio.sleep(poll_s)
-        except TimeoutError as error:
-            msg = f"the samplers do not serve version {head.version} after {_SERVED_WITHIN_S:.0f} s"
-            raise RunError(f"{msg}; see {self.logs}/sampler-*.log") from error
+        """Return when every sampler in service serves the head's version; raise `RunError` when that takes too long."""
+
+        def late(text: str) -> RunError:
+            return RunError(f"{text}; see {self.logs}/sampler-*.log")
+
+        wanted = f"version {head.version}"
+        async with waiting(wanted, owner="etude run", on="the samplers", deadline_s=_SERVED_WITHIN_S, error=late):
+            while await self.served_version(head.lineage) != head.version:  # noqa: ASYNC110 samplers tell nobody
+                await asyncio.sleep(poll_s)
 
 
 @asynccontextmanager
-async def open_fleet(run: RunDirectory, config: RunConfig, trainer: Child, recorder: Recorder) -> AsyncGenerator[Fleet]:
-    """Start samplers, gateway and sandboxes, and stop them at the end of the block.
+async def open_fleet(
+    run: RunDirectory,
+    config: RunConfig,
+    supervisor: Supervisor,
+    recorder: Recorder,
+    *,
+    publish: Callable[[], Awaitable[None]],
+    note: Callable[[str], None],
+) -> AsyncGenerator[Fleet]:
+    """Start samplers, gateway and sandboxes, and stop them at the end of the block; the supervisor ends the samplers.
 
-    The trainer comes up at the same time: samplers wait for the version that it publishes. Raise what `sandboxes`
-    raises, and `RunError` when a process does not come up.
+    Samplers load while `publish` brings out the version that they wait for. Raise what `sandboxes` and `publish` raise,
+    and `RunError` when a process does not come up.
     """
     async with AsyncExitStack() as stack:
-        backend = await stack.enter_async_context(sandboxes(config))
-        samplers = [await stack.enter_async_context(process) for process in _samplers(run, config)]
-        children = [trainer, *samplers]
-        await asyncio.gather(*(process.wait_until_ready(_START_S) for process in children))
-        router = SamplerRouter()
-        for process in samplers:
-            router.add(await stack.enter_async_context(SamplerClient(process.url)))
+        async with waiting("sandboxes", owner="etude run", on="this host", deadline_s=_SANDBOXES_S):
+            backend = await stack.enter_async_context(sandboxes(config))
+        supervision = config.supervision
+        router = SamplerRouter(patience_s=supervision.lease_s + RESTART_S)
+        roster = Roster(
+            router,
+            supervisor,
+            expected={name: Expected(sampler_id=name, pool=pool.name, view=pool.view) for name, pool in _names(config)},
+            read_head=lambda: read_head(run.store),
+            look_s=supervision.heartbeat_s,
+            patience_s=supervision.lease_s,
+            ledger=recorder.ledger,
+            note=note,
+        )
+        await stack.enter_async_context(roster)
+        for program in _samplers(run, config):
+            supervisor.start(program)
+        await publish()
+        async with asyncio.TaskGroup() as starting:
+            for name, _ in _names(config):
+                starting.create_task(_up(supervisor, name), name=f"start {name}")
+        await roster.complete(owner="etude run", deadline_s=START_S)
         gateway = Gateway(
             sampler=router,
             renderer=load_renderer(await run.starting_policy(config), config.policy.renderer),
-            context_length=await _context_length(router),
+            context_length=min(status.max_context for status in await router.status()),
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop)
@@ -94,7 +136,7 @@ async def open_fleet(run: RunDirectory, config: RunConfig, trainer: Child, recor
             on_record=recorder.rollout,
             ledger=recorder.ledger,
         )
-        yield Fleet(player=player, router=router, recorder=recorder, children=children, logs=run.local / "logs")
+        yield Fleet(player=player, router=router, roster=roster, recorder=recorder, logs=run.local / "logs")
 
 
 @asynccontextmanager
@@ -113,26 +155,38 @@ async def sandboxes(config: RunConfig) -> AsyncGenerator[LocalBackend]:
         await backend.close()
 
 
-def trainer_child(run: RunDirectory, config: RunConfig) -> AbstractAsyncContextManager[Child]:
-    """Start the trainer's process; once it is ready, its version is published."""
-    return child(
-        "trainer",
-        etude_command("serve-trainer", run.url),
+def trainer_program(run: RunDirectory, config: RunConfig) -> Program:
+    """Return the trainer's process."""
+    return Program(
+        name="trainer",
+        kind="trainer",
+        command=etude_command("serve-trainer", run.url),
         log=run.local / "logs" / "trainer.log",
         environment=_environment(config.trainer.threads),
     )
 
 
-def _samplers(run: RunDirectory, config: RunConfig) -> Iterator[AbstractAsyncContextManager[Child]]:
+def _names(config: RunConfig) -> Iterator[tuple[str, PoolSection]]:
+    """Yield the id of each sampler with its pool."""
     for pool in config.pools:
         for index in range(pool.replicas):
-            name = f"{pool.name}-{index}"
-            yield child(
-                f"sampler {name}",
-                etude_command("serve-sampler", run.url, "--pool", pool.name, "--index", str(index)),
-                log=run.local / "logs" / f"sampler-{name}.log",
-                environment=_environment(pool.threads),
-            )
+            yield f"{pool.name}-{index}", pool
+
+
+def _samplers(run: RunDirectory, config: RunConfig) -> Iterator[Program]:
+    for name, pool in _names(config):
+        index = name.removeprefix(f"{pool.name}-")
+        yield Program(
+            name=name,
+            kind="sampler",
+            command=etude_command("serve-sampler", run.url, "--pool", pool.name, "--index", index),
+            log=run.local / "logs" / f"sampler-{name}.log",
+            environment=_environment(pool.threads),
+        )
+
+
+async def _up(supervisor: Supervisor, name: str) -> None:
+    await supervisor.up(name, owner="etude run", deadline_s=START_S)
 
 
 def _environment(threads: int) -> dict[str, str]:
@@ -149,7 +203,3 @@ def _check_isolation(backend: LocalBackend, config: RunConfig) -> None:
             "To accept that, shorten the list: --set environment.require=[]"
         )
         raise HostError(msg)
-
-
-async def _context_length(sampler: Sampler) -> int:
-    return min(status.max_context for status in await sampler.status())

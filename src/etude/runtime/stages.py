@@ -11,18 +11,24 @@ import msgspec
 
 from etude.config import RunConfig
 from etude.dashboard.report import write_report
+from etude.errors import RunError
+from etude.interfaces import Ledger
 from etude.runtime.checkpoints import latest_checkpoint
 from etude.runtime.controller import Controller
 from etude.runtime.directory import EvalSummary, RunDirectory
-from etude.runtime.fleet import Fleet, open_fleet, sandboxes, trainer_child
+from etude.runtime.fleet import START_S, Fleet, open_fleet, sandboxes, trainer_program
 from etude.runtime.learning import pretrain, sft
+from etude.runtime.leases import LeaseBook
 from etude.runtime.measuring import measure
 from etude.runtime.recorder import Recorder
 from etude.runtime.settings import Settings
+from etude.runtime.supervisor import Supervisor
 from etude.runtime.task_sets import TaskSets, task_sets
-from etude.runtime.watch import watching
+from etude.runtime.watch import telling_waits, watching
 from etude.telemetry.console import Console
+from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.sink import JsonlSink
+from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
 from etude.weights.reader import read_head
 
@@ -32,6 +38,9 @@ LEARNING: frozenset[Stage] = frozenset(("pretrain", "sft"))
 
 
 _BAR_CELLS = 30
+
+_TRAINER_BACK_S = 900.0
+"""Longer than a budget of restarts lasts: when the trainer is given up, that is what is said."""
 
 
 class Drained(Exception):  # noqa: N818 not an error: the user asked for it
@@ -49,6 +58,8 @@ class StageRunner:
         self._stack = AsyncExitStack()
         self._fleet: Fleet | None = None
         self._trainer: TrainerClient | None = None
+        self._supervisor: Supervisor | None = None
+        self._ledger: Ledger = NO_LEDGER
         self._tasks: TaskSets | None = None
 
     async def __aenter__(self) -> "StageRunner":
@@ -186,18 +197,53 @@ class StageRunner:
         return controller.seconds
 
     def _watching(self, fleet: Fleet) -> AbstractAsyncContextManager[None]:
-        return watching([*fleet.children, fleet.recorder])
+        assert self._supervisor is not None
+        return watching([self._supervisor, fleet.recorder, fleet.roster])
 
     async def _open(self) -> tuple[Fleet, TrainerClient]:
         """Start the processes that rollouts need, once for all stages."""
         if self._fleet is None or self._trainer is None:
             self._console.note("starting the trainer, the samplers and the sandboxes")
-            enter = self._stack.enter_async_context
-            trainer = await enter(trainer_child(self._run, self._config))
-            recorder = await enter(Recorder(self._run.store))
-            self._fleet = await enter(open_fleet(self._run, self._config, trainer, recorder))
-            self._trainer = await enter(TrainerClient(trainer.url))
+            enter, note = self._stack.enter_async_context, self._console.note
+            section = self._config.supervision
+            leases = await enter(LeaseBook(self._run.store, lease_s=section.lease_s, note=note))
+            self._supervisor = await enter(Supervisor(section, leases, ledger=self._ledger, note=note))
+            recorder = await enter(Recorder(self._run.store, self._ledger))
+            async with telling_waits(note), watching([self._supervisor]):
+                self._supervisor.start(trainer_program(self._run, self._config))
+                fleet = open_fleet(
+                    self._run,
+                    self._config,
+                    self._supervisor,
+                    recorder,
+                    publish=self._bring_up_trainer,
+                    note=note,
+                )
+                self._fleet = await enter(fleet)
+        assert self._trainer is not None
         return self._fleet, self._trainer
+
+    async def _bring_up_trainer(self) -> None:
+        """Return when the trainer's version is published."""
+        assert self._supervisor is not None
+        url = await self._supervisor.up("trainer", owner="etude run", deadline_s=START_S)
+        self._trainer = await self._stack.enter_async_context(TrainerClient(url))
+
+    async def _reconnect(self) -> TrainerClient:
+        """Return a way to the trainer's next life, once it answers; raise `RunError` when that takes too long."""
+        assert self._supervisor is not None
+        async with waiting("the trainer", owner="controller", on="supervisor", deadline_s=_TRAINER_BACK_S):
+            while True:
+                url = await self._supervisor.up("trainer", owner="controller", deadline_s=_TRAINER_BACK_S)
+                client = await self._stack.enter_async_context(TrainerClient(url))
+                try:
+                    await client.health()
+                except RunError:
+                    # It is gone, and the supervisor does not know yet.
+                    await asyncio.sleep(self._config.supervision.heartbeat_s)
+                else:
+                    self._trainer = client
+                    return client
 
     def _task_sets(self) -> TaskSets:
         if self._tasks is None:

@@ -1,11 +1,13 @@
 """What ends a block when a part that the block relies on ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 from etude.errors import EtudeError
+from etude.telemetry.clock import wall_time
+from etude.telemetry.waits import current_waits
 
 _KNOWN_WITHIN_S = 1.0
 
@@ -54,6 +56,34 @@ async def _ended(parts: Sequence[Watched]) -> EtudeError | None:
     return next((error for error in found if isinstance(error, EtudeError)), None)
 
 
+@asynccontextmanager
+async def telling_waits(note: Callable[[str], None], *, after_s: float = 5.0) -> AsyncGenerator[None]:
+    """Say, every `after_s` seconds, what the block has been waiting for so long."""
+
+    async def tell() -> None:
+        while True:
+            await asyncio.sleep(after_s)
+            now = wall_time()
+            for wait in current_waits():
+                if now - wait.since >= after_s / 2:
+                    note(
+                        f"still waiting for {wait.name} on {wait.on}: {now - wait.since:.0f} s, "
+                        f"for {wait.until - now:.0f} s more at most"
+                    )
+
+    telling = asyncio.create_task(tell(), name="tell what is waited for")
+    try:
+        yield
+    finally:
+        telling.cancel()
+        await asyncio.wait({telling})
+    if not telling.cancelled():
+        telling.result()
+
+
 def _only(errors: ExceptionGroup[Exception]) -> Exception:
-    """Return the one error of a group, or the group when there are several."""
-    return errors.exceptions[0] if len(errors.exceptions) == 1 else errors
+    """Return the one error of a group, however deep, or the group when there are several."""
+    if len(errors.exceptions) > 1:
+        return errors
+    error = errors.exceptions[0]
+    return _only(cast("ExceptionGroup[Exception]", error)) if isinstance(error, ExceptionGroup) else error

@@ -102,6 +102,10 @@ class SamplerRouter:
         """Replicas that are out of service, and why."""
         return tuple((seat.replica, seat.quarantine) for seat in self._seats if seat.quarantine)
 
+    def token_s(self, replica: Replica) -> float:
+        """Return the seconds that a token of a replica took lately; 0 while nobody knows."""
+        return next((seat.token_s for seat in self._seats if seat.replica is replica), 0.0)
+
     async def sample(self, request: SampleRequest) -> Completion:
         """Return the completion from whichever replica drew it.
 
