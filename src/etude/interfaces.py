@@ -89,6 +89,8 @@ class ExecResult(msgspec.Struct, frozen=True, kw_only=True):
     timed_out: bool = False
     truncated: bool = False
     """Output beyond the limit was read and thrown away."""
+    out_of_memory: bool = False
+    """The sandbox's memory limit was reached meanwhile, and a process was killed for it."""
     seconds: float = 0.0
 
 

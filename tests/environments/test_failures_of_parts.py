@@ -6,10 +6,9 @@ import contextlib
 import os
 import resource
 import signal
-import sys
-from pathlib import Path
 
 import pytest
+from sandbox_kit import naps, owner, runs, until
 
 from etude.environments.census import living
 from etude.environments.keeper import RestartBudget
@@ -32,20 +31,6 @@ def destroyed(ledger) -> dict[str, str]:
     return {event.sandbox: event.reason for event in ledger.events if isinstance(event, SandboxDestroyed)}
 
 
-async def until(condition, seconds=30.0):
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-def runs(pid: int) -> bool:
-    """Whether a process exists that has not ended; some hosts never bury the ended ones."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("namespaces", [True, False])
 async def test_the_death_of_a_first_process_fails_its_sandbox_and_no_other(make_task, namespaces):
     ledger = MemoryLedger()
@@ -64,17 +49,6 @@ async def test_the_death_of_a_first_process_fails_its_sandbox_and_no_other(make_
     finally:
         await backend.close()
     assert created(ledger) == destroyed(ledger).keys()
-
-
-def naps(seconds: str) -> list[str]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if (process / "cmdline").read_text().split("\0")[:2] == ["sleep", seconds]:
-                found.append(process.name)
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("namespaces", [True, False])
@@ -130,57 +104,30 @@ async def test_a_launcher_beyond_its_budget_ends_in_an_error_that_says_so(make_t
         await backend.close()
 
 
-OWNER = """
-import asyncio, sys
-from etude.environments.local import LocalBackend
-from etude.types import Task
-
-async def main():
-    backend = await LocalBackend.start(namespaces=sys.argv[2] == "True", run="mine")
-    task = Task(task_id="t", path=sys.argv[1], digest="d", instruction="")
-    async with backend.create(task) as one:
-        print(backend.name, backend.process_id, one.process_id, one.environment_id, flush=True)
-        await one.execute(["sh", "-c", f"setsid sleep {sys.argv[3]} & sleep {sys.argv[3]}"], timeout_s=1000)
-
-asyncio.run(main())
-"""
-
-
-async def owner_of(task, namespaces, nap):
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, task.path, str(namespaces), nap, stdout=asyncio.subprocess.PIPE
-    )
-    assert process.stdout
-    name, launcher, first, sandbox = (await process.stdout.readline()).decode().split()
-    await until(lambda: len(naps(nap)) == 2)
-    return process, name, int(launcher), int(first), sandbox
-
-
 @pytest.mark.parametrize("namespaces", [True, False])
-async def test_reaping_removes_what_the_dead_left_and_nothing_of_the_living(make_task, namespaces):
-    dead, name, launcher, first, sandbox = await owner_of(make_task(), namespaces, "881")
-    alive, other, _, _, kept = await owner_of(make_task(name="b"), namespaces, "882")
+async def test_reaping_removes_what_the_dead_left_and_nothing_of_the_living(make_task, tmp_path, namespaces):
+    dead = await owner(make_task(), "881", run=tmp_path / "a", namespaces=namespaces)
+    alive = await owner(make_task(name="b"), "882", run=tmp_path / "b", namespaces=namespaces)
     try:
-        os.kill(first, signal.SIGSTOP)  # the worst case: nobody is left to notice, nor to clean up
-        os.kill(launcher, signal.SIGKILL)
-        dead.kill()
-        await dead.wait()
-        assert {lease.backend: lives for lease, lives in leases() if lease.backend in (name, other)} == {
-            name: False,
-            other: True,
-        }
-        assert await asyncio.to_thread(gone, {sandbox, kept, "from-elsewhere-7"}) == {sandbox, "from-elsewhere-7"}
+        os.kill(dead.first, signal.SIGSTOP)  # the worst case: nobody is left to notice, nor to clean up
+        os.kill(dead.launcher, signal.SIGKILL)
+        await dead.kill()
+        lives = {lease.backend: lives for lease, lives in leases()}
+        assert (lives[dead.backend], lives[alive.backend]) == (False, True)
+        sandboxes = {dead.sandbox, alive.sandbox, "from-elsewhere-7"}
+        assert await asyncio.to_thread(gone, sandboxes) == sandboxes - {alive.sandbox}
         assert not naps("881")
-        assert not runs(first)
+        assert not runs(dead.first)
         assert len(naps("882")) == 2
-        assert other in {population.backend for population in living("mine")}
-        assert name not in {lease.backend for lease, _ in leases()}
+        (population,) = living(str(tmp_path / "b"))
+        assert (population.owner, population.launcher) == (alive.process.pid, alive.launcher)
+        assert population.sandboxes == (alive.first,)
+        assert dead.backend not in {lease.backend for lease, _ in leases()}
     finally:
-        alive.kill()
-        await alive.wait()
+        await alive.kill()
     await until(lambda: not naps("882"))
     await asyncio.to_thread(reap)
-    assert not {name, other} & {lease.backend for lease, _ in leases()}
+    assert not {dead.backend, alive.backend} & {lease.backend for lease, _ in leases()}
 
 
 async def test_a_file_in_the_place_of_a_lease_is_nobodys_and_hurts_nobody(tmp_path):
@@ -198,12 +145,13 @@ async def test_a_file_in_the_place_of_a_lease_is_nobodys_and_hurts_nobody(tmp_pa
 
 async def test_a_name_is_in_the_ledger_before_its_sandbox_exists(make_task):
     class Full(MemoryLedger):
-        async def flush(self):
-            if self.events:
-                raise StoreError("disk full")
+        async def flush_local(self):
+            raise StoreError("disk full")
 
+    ledger = Full()
     with pytest.raises(StoreError, match="disk full"):
-        await LocalBackend.start(ledger=Full())
+        await LocalBackend.start(ledger=ledger)
+    assert created(ledger) == destroyed(ledger).keys()
 
 
 async def test_too_many_open_files_here_are_an_error_of_the_sandbox_that_says_what_to_do(backend, make_task):

@@ -26,6 +26,8 @@ class Place(NamedTuple):
     """Whether this process is the first of its own pid namespace."""
     user_ids: dict[str, int | None]
     """Number to become per user; None stays what this process is."""
+    memory_events: int = -1
+    """Descriptor of the file that counts what the memory limit did; -1 without a limit."""
     path: str = ""
     """Put before the usual search path of commands."""
 
@@ -40,7 +42,7 @@ class Agent:
         self._workdir: str = spec["workdir"]
         self._pristine: dict[str, bytes] = {}
         self._files = Files(place.root)
-        self._runner = Runner(stream, alone=place.alone)
+        self._runner = Runner(stream, alone=place.alone, memory_events=place.memory_events)
 
     def prepare(self, spec: Header, body: bytes) -> None:
         """Place the task's files; the working directory belongs to `agent`."""
@@ -109,6 +111,7 @@ class Agent:
             "exit_code": ending.exit_code,
             "timed_out": ending.timed_out,
             "truncated": ending.truncated,
+            "out_of_memory": ending.out_of_memory,
             "seconds": ending.seconds,
             "stdout": len(ending.stdout),
         }

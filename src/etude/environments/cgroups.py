@@ -17,6 +17,7 @@ _LIMIT_FILES = {
     1: {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.cfs_quota_us"},
     2: {"memory": "memory.max", "pids": "pids.max", "cpu": "cpu.max"},
 }
+_MEMORY_EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class ControlGroups:
@@ -68,6 +69,13 @@ class ControlGroups:
         """Put a process, which has no children yet, into its groups."""
         for descriptor in self._descriptors():
             _write(descriptor, f"{name}/cgroup.procs", str(pid))
+
+    def memory_events(self, name: str) -> int:
+        """Open the file that counts what the memory limit of a sandbox did; -1 where there is no such limit."""
+        if "memory" not in self._directories:
+            return -1
+        version, descriptor = self._directories["memory"]
+        return os.open(f"{name}/{_MEMORY_EVENTS[version]}", os.O_RDONLY | os.O_CLOEXEC, dir_fd=descriptor)
 
     def remove(self, name: str) -> None:
         """Remove the groups of a sandbox whose processes are gone; what the kernel still holds goes with the next."""

@@ -38,20 +38,29 @@ class Ending:
         self.stderr = bytearray()
         self.timed_out = False
         self.truncated = False
+        self.out_of_memory = False
         self.seconds = 0.0
 
 
 class Runner:
     """Runs commands one after the other; when one is over, so is every process that it left."""
 
-    def __init__(self, stream: socket.socket, *, alone: bool) -> None:
-        """`alone` says that this process is the first of its own pid namespace."""
+    def __init__(self, stream: socket.socket, *, alone: bool, memory_events: int) -> None:
+        """Run commands for the owner at the other end of a socket.
+
+        Args:
+            stream: The socket; its end is the end of everything.
+            alone: Whether this process is the first of its own pid namespace.
+            memory_events: Descriptor of the file that counts what the memory limit did; -1 without a limit.
+        """
         self._stream = stream
         self._alone = alone
+        self._memory_events = memory_events
 
     def run(self, command: Command) -> Ending:
         """Run a command to its end or deadline."""
         started = time.monotonic()
+        killed_before = self._killed_by_limit()
         ending = Ending()
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -71,6 +80,7 @@ class Runner:
             self._reap()
         os.close(out_read)
         os.close(err_read)
+        ending.out_of_memory = self._killed_by_limit() > killed_before
         ending.seconds = time.monotonic() - started
         return ending
 
@@ -102,6 +112,13 @@ class Runner:
                     continue
                 poll.unregister(descriptor)
                 waiting.discard(descriptor)
+
+    def _killed_by_limit(self) -> int:
+        """How often so far the sandbox had more memory than it may, and processes were killed for it."""
+        if self._memory_events < 0:
+            return 0
+        counts = dict(line.split(b" ", 1) for line in os.pread(self._memory_events, _CHUNK, 0).splitlines())
+        return int(counts.get(b"oom") or counts.get(b"oom_kill") or 0)
 
     def _kill_all(self) -> None:
         if self._alone:

@@ -105,7 +105,7 @@ class Keeper:
             if self._launcher is not None:
                 await self._launcher.close()
                 self._launcher = None
-                self._cleaning = asyncio.create_task(self._clean(), name="sandbox remains")
+                return await asyncio.to_thread(remove_remains, self._lease.lease)
             return await self._cleaned()
 
     async def _start(self) -> None:
@@ -141,9 +141,6 @@ class Keeper:
 
     async def _bury(self, dead: Launcher) -> bool:
         await dead.close()
-        return await self._clean()
-
-    async def _clean(self) -> bool:
         removed = await asyncio.to_thread(remove_remains, self._lease.lease)
         if removed:
             self._on_cleaned()

@@ -126,8 +126,8 @@ class LocalBackend:
     async def close(self) -> None:
         """Destroy what is left, and wait until it is gone. What cannot be removed is left to the next backend."""
         if await self._keeper.close():
+            self._register.all_destroyed()
             await asyncio.to_thread(self._lease.release)
-        await self._register.close()
 
     def _open_bare(self, task: Task, image: Image, pids: int) -> AbstractAsyncContextManager[LocalEnvironment]:
         return self._open(task, specification(task, image, pids=pids), pids, model_port=None)
@@ -149,7 +149,7 @@ class LocalBackend:
         try:
             ours, theirs = socket.socketpair()
         except OSError as error:
-            self._register.destroyed(name, "unused")
+            self._register.destroyed(name)
             msg = f"sandbox {name} cannot be made: {error}; raise ulimit -n or lower environment.concurrency"
             raise SandboxError(msg) from error
         ours.setblocking(False)

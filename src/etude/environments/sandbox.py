@@ -139,6 +139,7 @@ class LocalEnvironment:
             stderr=output[split:],
             timed_out=answer["timed_out"],
             truncated=answer["truncated"],
+            out_of_memory=answer["out_of_memory"],
             seconds=answer["seconds"],
         )
 

@@ -23,7 +23,8 @@ from etude.environments.commands import children_of, kill_descendants
 from etude.environments.framing import Header, encode, receive
 
 _MAX_MESSAGE = 1 << 16
-_STREAM = 3
+_STREAM, _GO, _MEMORY_EVENTS = 3, 4, 5
+"""Descriptors of a sandbox's first process."""
 _NAMESPACES = (
     syscalls.CLONE_NEWUSER
     | syscalls.CLONE_NEWPID
@@ -121,14 +122,14 @@ class Zygote:
     def _spawn(self, request: Header, stream: socket.socket) -> None:
         name: str = request["name"]
         self._groups.create(name, memory_bytes=request["memory_bytes"], pids=request["pids"], cpus=request["cpus"])
-        go_read, go_write = os.pipe()
-        try:
-            self._start(name, request, stream, (go_read, go_write))
-        finally:
-            os.close(go_read)
-            os.close(go_write)
+        with contextlib.ExitStack() as opened:
+            go = os.pipe()
+            memory_events = self._groups.memory_events(name)
+            for descriptor in (*go, *([memory_events] if memory_events >= 0 else [])):
+                opened.callback(os.close, descriptor)
+            self._start(name, request, (stream.fileno(), go[0], memory_events), go[1])
 
-    def _start(self, name: str, request: Header, stream: socket.socket, go: tuple[int, int]) -> None:
+    def _start(self, name: str, request: Header, descriptors: tuple[int, int, int], go: int) -> None:
         root = "/" if self.contained else plain.make_root(name)
         try:
             pid = syscalls.clone(_NAMESPACES) if self.contained else os.fork()
@@ -137,8 +138,8 @@ class Zygote:
                 plain.remove_root(root)
             raise
         if pid == 0:
-            _isolate_descriptors(stream, go[0])
-            self._become_sandbox(root, listen=request["listen"])
+            _isolate_descriptors(descriptors)
+            self._become_sandbox(root, limited=descriptors[2] >= 0, listen=request["listen"])
         self._names[pid] = name
         if not self.contained:
             self._roots[pid] = root
@@ -150,7 +151,7 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
             raise
         self._tell({"made": name, "pid": pid})
-        os.write(go[1], b"x")
+        os.write(go, b"x")
 
     def _map_sandbox(self, pid: int) -> None:
         if self._privileged:
@@ -158,17 +159,23 @@ class Zygote:
         else:
             _map_ids(str(pid), 0, 0, 1)
 
-    def _become_sandbox(self, root: str, *, listen: bool) -> None:
+    def _become_sandbox(self, root: str, *, limited: bool, listen: bool) -> None:
         """Be the first process of a sandbox; never returns."""
         stream = socket.socket(fileno=_STREAM)
         try:
-            if not os.read(_STREAM + 1, 1):
+            if not os.read(_GO, 1):
                 os._exit(1)
-            os.close(_STREAM + 1)
+            os.close(_GO)
             spec, body = receive(stream)
             listener = self._settle(spec, root, listen=listen)
             path = f"{self._interpreter}/bin" if self._interpreter else ""
-            place = Place(root=root, alone=self.contained, user_ids=self._user_ids(), path=path)
+            place = Place(
+                root=root,
+                alone=self.contained,
+                user_ids=self._user_ids(),
+                memory_events=_MEMORY_EVENTS if limited else -1,
+                path=path,
+            )
             agent = Agent(stream, place, spec)
             agent.prepare(spec, body)
             ready = encode({"contained": self.contained, "privileged": self._privileged})
@@ -277,18 +284,18 @@ def _map_ids(pid: str, first_user: int, first_group: int, count: int) -> None:
     (process / "gid_map").write_text(f"0 {first_group} {count}\n")
 
 
-def _isolate_descriptors(stream: socket.socket, go: int) -> None:
-    """Keep the sandbox's own socket and the starting signal as 3 and 4, and nothing else of the zygote's."""
+def _isolate_descriptors(kept: tuple[int, int, int]) -> None:
+    """Keep socket, starting signal and memory events (-1: none) as 3, 4 and 5, and nothing else of the zygote's."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     high = 100
-    os.dup2(stream.detach(), high)
-    os.dup2(go, high + 1)
-    os.dup2(high, _STREAM)
-    os.dup2(high + 1, _STREAM + 1)
-    os.closerange(_STREAM + 2, 1 << 16)
-    for descriptor in (_STREAM, _STREAM + 1):
-        os.set_inheritable(descriptor, False)
+    places = (_STREAM, _GO, _MEMORY_EVENTS)
+    present = [(descriptor, place) for descriptor, place in zip(kept, places, strict=True) if descriptor >= 0]
+    for descriptor, place in present:
+        os.dup2(descriptor, high + place)
+    for _, place in present:
+        os.dup2(high + place, place, inheritable=False)
+    os.closerange(len(present) + _STREAM, 1 << 16)
 
 
 def main(descriptor: int) -> None:

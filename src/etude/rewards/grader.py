@@ -58,7 +58,8 @@ class HarborGrader:
 
         A screen that finds something ends it before anything is run: `held` is set. Whatever keeps the tests from
         giving a valid reward (no file, a late one, a sandbox that dies) gives `reward=None` and a failure whose first
-        word is stable: `held`, `sandbox`, `task`, `tests_timeout`, `no_reward` or `bad_reward`.
+        word is stable: `held`, `sandbox`, `task`, `tests_timeout`, `tests_out_of_memory`, `no_reward`
+        or `bad_reward`.
         """
         try:
             if evidence := await asyncio.to_thread(self._screen, task, change):
@@ -89,8 +90,9 @@ class HarborGrader:
             reason = f"tests_timeout: the tests were killed after {task.verifier_timeout_s:g} s"
             return Grade(reward=None, failure=reason, log=log)
         if ran.exit_code == -signal.SIGKILL:
-            # No code of the agent may do that to root's tests: it was the host, or the limit on memory.
-            reason = "sandbox: the tests were killed from outside, or used more memory than the task has"
+            # No code of the agent may do that to root's tests.
+            memory = f"tests_out_of_memory: the tests needed more than the {task.memory_mb} MB of the task's memory_mb"
+            reason = memory if ran.out_of_memory else "sandbox: the tests were killed from outside of the sandbox"
             return Grade(reward=None, failure=reason, log=log)
         grade = read_verdict(await self._rewards(environment))
         return msgspec.structs.replace(grade, log=log)

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import secrets
+import signal
 from collections.abc import Callable, Generator
 from contextlib import AsyncExitStack, contextmanager
 from time import perf_counter
@@ -239,6 +240,9 @@ def _unscorable(execution: ExecResult, session: SessionRecord) -> Failure | None
     """Return why what the harness left says nothing about the policy, or None when it does."""
     if session.failure is not None:
         return session.failure
+    if execution.exit_code == -signal.SIGKILL and not (execution.timed_out or execution.out_of_memory):
+        message = "the harness was killed by neither its deadline nor the memory limit; look for what kills processes"
+        return Failure(component="sandbox", reason="killed", message=message)
     if session.num_calls:
         return None
     if session.truncated == "context":
