@@ -3,7 +3,8 @@
 A command's module is imported when the command is called, so that `etude --help` answers at once.
 
 Exit codes: 0 it worked; 1 the run failed; 2 what was asked for is wrong (usage, configuration, task, model directory);
-3 a gate failed; 4 this machine, a store or the harness cannot do it; 130 interrupted. See docs/exit-codes.md.
+3 a gate failed; 4 this machine, a store or the harness cannot do it; 5 a run is not what it claims; 130 interrupted.
+See docs/exit-codes.md.
 """
 
 import errno
@@ -42,6 +43,7 @@ COMMANDS = {
     "eval": Entry("etude.cli.stages:evaluate", "Measure the pass rate on held-out tasks."),
     "status": Entry("etude.cli.status:status", "Say how far a run is."),
     "show": Entry("etude.cli.show:show", "Read a run's rollouts turn by turn."),
+    "verify": Entry("etude.cli.verify:verify", "Check that a run is what it claims."),
     "tasks": Entry("etude.cli.tasks:tasks", "Check task directories."),
     "config": Entry("etude.cli.config:config", "Print a resolved configuration, or its schema."),
     "serve-sampler": Entry("etude.cli.stages:serve_sampler", hidden=True),

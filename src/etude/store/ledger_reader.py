@@ -42,6 +42,8 @@ class LedgerReader:
         """Bytes at the end that belong to a batch that never was flushed; known after the last batch."""
         self.closed = False
         """Whether the last fact is `closed`."""
+        self.ended = False
+        """Whether the last segment has its end, which follows `closed`; known after the last batch."""
         self._store = store
         self._run_id = run_id
 
@@ -70,6 +72,7 @@ class LedgerReader:
             scanner.end_before_another()
             number, data = number + 1, following
         self.torn_bytes = scanner.torn_bytes(data)
+        self.ended = scanner.ended
 
     def _noted(self, scanner: SegmentScanner, batch: list[AnyEvent]) -> list[AnyEvent]:
         self.events, self.chain = scanner.events, scanner.chain

@@ -1,0 +1,51 @@
+"""The ledgers of a run into the database, one after the other."""
+
+from etude.errors import IntegrityError, ObjectMissingError, StoreError
+from etude.interfaces import ObjectStore
+from etude.runtime.audit.facts import Facts
+from etude.store.ledger_format import read_run_id
+from etude.store.ledger_reader import read_writer, writers
+
+_FIRST = ("controller-", "trainer-")
+"""While the run goes on, who depends is read before who is depended on: controllers speak of what trainer and samplers
+have flushed before."""
+
+
+async def load_ledger(store: ObjectStore, facts: Facts) -> None:
+    """Read every ledger as far as it checks; what does not is kept as the writer's damage.
+
+    Raises:
+        StoreError: There is no ledger, or it cannot be read.
+        ConfigError: A newer etude wrote it.
+    """
+    try:
+        run_id = await read_run_id(store)
+    except ObjectMissingError as error:
+        msg = "there is no run with a ledger here: ledger/run.json is missing; give the value of run.url"
+        raise StoreError(msg) from error
+    names = await writers(store)
+    for name in sorted(names, key=lambda name: (_rank(name), name)):
+        await _load_writer(store, facts, name, run_id)
+    facts.flush()
+
+
+def _rank(name: str) -> int:
+    return next((rank for rank, prefix in enumerate(_FIRST) if name.startswith(prefix)), len(_FIRST))
+
+
+async def _load_writer(store: ObjectStore, facts: Facts, name: str, run_id: str) -> None:
+    reader = read_writer(store, name, run_id=run_id)
+    w = facts.writer(name)
+    n = 0
+    damage = ""
+    try:
+        async for batch in reader:
+            for event in batch:
+                facts.add(w, n, event)
+                n += 1
+            facts.mark(w, reader.events, reader.chain)
+    except IntegrityError as error:
+        damage = str(error)
+    facts.end_writer(
+        w, events=n, torn=reader.torn_bytes, damage=damage, closed=reader.closed, cut=reader.closed and not reader.ended
+    )

@@ -1,0 +1,181 @@
+"""What the run's controllers say became of each ticket, folded in the order in which they said it."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from etude.runtime.audit.facts import Facts
+from etude.telemetry.events import (
+    Admitted,
+    GroupLost,
+    GroupReady,
+    GroupTaken,
+    LineageOpened,
+    Resumed,
+    VersionMade,
+)
+
+IN_FLIGHT, READY, TAKEN = "in flight", "ready", "taken"
+
+_SCHEMA = """
+CREATE TABLE step(lineage TEXT, version INTEGER, step INTEGER, tickets TEXT, survives INTEGER DEFAULT 1);
+CREATE TABLE fate(ticket INTEGER, fate TEXT, reason TEXT, version INTEGER, lineage TEXT);
+CREATE TABLE breach(rule TEXT, what TEXT);
+"""
+"""`step`: optimizer steps that the controllers recorded; those of versions that were given up do not survive. `fate`:
+what a ticket came to at last. `breach`: what contradicts the rules."""
+
+
+class _Ticket(msgspec.Struct):
+    """A ticket that may still change."""
+
+    task: str
+    admitted_version: int
+    state: str = IN_FLIGHT
+    version: int = -1
+    """That the step it was taken for starts from."""
+
+
+class TicketFold:
+    """Follows open tickets; memory grows with the slots of the run, not with its length."""
+
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+        facts.sql.executescript(_SCHEMA + "BEGIN;")
+        self._open: dict[int, _Ticket] = {}
+        self._taken: list[int] = []
+        self._next = 0
+        self._lineage = ""
+        self.version: int | None = None
+        """That the step being built starts from; None before anything was taken or made."""
+
+    def run(self) -> None:
+        """Fold everything."""
+        kinds = (Admitted, GroupReady, GroupLost, GroupTaken, VersionMade, LineageOpened, Resumed)
+        for event in self._facts.control(*kinds):
+            match event:
+                case Admitted():
+                    self._admit(event)
+                case GroupReady():
+                    self._move(event.ticket, (IN_FLIGHT,), READY, "finished")
+                case GroupLost():
+                    self._lose(event)
+                case GroupTaken():
+                    self._take(event)
+                case VersionMade():
+                    self._make(event)
+                case LineageOpened():
+                    self._fork(event)
+                case Resumed():
+                    self._resume(event)
+                case _:
+                    pass
+        for ticket, known in self._open.items():
+            self._end(ticket, "open", known.state)
+        self._facts.sql.execute("CREATE INDEX fate_of ON fate(ticket)")
+
+    @property
+    def under_way(self) -> tuple[int, ...]:
+        """Tickets taken for the step that is not made yet, in order."""
+        return tuple(self._taken)
+
+    def _breach(self, rule: str, what: str) -> None:
+        self._facts.sql.execute("INSERT INTO breach VALUES(?, ?)", (rule, what))
+
+    def _end(self, ticket: int, fate: str, reason: str, version: int | None = None) -> None:
+        self._facts.sql.execute(
+            "INSERT INTO fate VALUES(?, ?, ?, ?, ?)", (ticket, fate, reason, version, self._lineage)
+        )
+
+    def _admit(self, event: Admitted) -> None:
+        if event.ticket != self._next:
+            self._breach("tasks", f"ticket {event.ticket} was admitted where {self._next} was due")
+        self._next = max(self._next, event.ticket + 1)
+        self._open[event.ticket] = _Ticket(task=event.task, admitted_version=event.version)
+
+    def _move(self, number: int, states: tuple[str, ...], state: str, what: str) -> _Ticket | None:
+        ticket = self._open.get(number)
+        if ticket is None or ticket.state not in states:
+            self._breach("groups", f"ticket {number} is {what} though it is {ticket.state if ticket else 'not open'}")
+            return None
+        ticket.state = state
+        return ticket
+
+    def _lose(self, event: GroupLost) -> None:
+        if self._open.pop(event.ticket, None) is None:
+            self._breach("tasks", f"ticket {event.ticket} is lost ({event.reason}) though it is not open")
+        elif not event.reason:
+            self._breach("tasks", f"ticket {event.ticket} is lost without a reason")
+        if event.ticket in self._taken:
+            self._taken.remove(event.ticket)
+        self._end(event.ticket, "lost", event.reason)
+
+    def _take(self, event: GroupTaken) -> None:
+        if self.version is None:
+            self.version = event.version
+        if event.version != self.version:
+            self._breach(
+                "groups", f"ticket {event.ticket} is taken for a step from version {event.version}, not {self.version}"
+            )
+        ticket = self._move(event.ticket, (READY,), TAKEN, "taken")
+        if ticket is not None:
+            ticket.version = event.version
+            self._taken.append(event.ticket)
+
+    def _make(self, event: VersionMade) -> None:
+        if self.version is not None and event.version != self.version + 1:
+            self._breach("versions", f"version {event.version} is made after version {self.version}")
+        self.version, self._lineage = event.version, event.lineage
+        taken, self._taken = self._taken, []
+        tickets = msgspec.json.encode(taken).decode()
+        self._facts.sql.execute(
+            "INSERT INTO step(lineage, version, step, tickets) VALUES(?, ?, ?, ?)",
+            (event.lineage, event.version, event.step, tickets),
+        )
+        for ticket in taken:
+            self._open.pop(ticket, None)
+            self._end(ticket, "trained", "", event.version)
+
+    def _fork(self, event: LineageOpened) -> None:
+        """Go on from an earlier version: what was made after it is given up."""
+        self._lineage = event.lineage
+        if self.version is None or event.version < self.version:
+            self.version = event.version
+            self._facts.sql.execute("UPDATE step SET survives = 0 WHERE version > ?", (event.version,))
+            for ticket in self._taken:
+                self._open[ticket].state = READY
+            self._taken = []
+
+    def _resume(self, event: Resumed) -> None:
+        for ticket in event.restarted:
+            self._restart(ticket)
+        for ticket in event.returned:
+            self._return(ticket)
+
+    def _restart(self, number: int) -> None:
+        """Play a group again: its file never was, or is gone."""
+        if number not in self._open:
+            self._breach("tasks", f"ticket {number} is played again though it is not open")
+            return
+        self._open[number].state = IN_FLIGHT
+        if number in self._taken:
+            self._taken.remove(number)
+
+    def _return(self, number: int) -> None:
+        """Take a group back that had been trained into a version that was given up."""
+        known = self._open.get(number)
+        if known is not None:
+            known.state = READY
+            self._taken = [ticket for ticket in self._taken if ticket != number]
+            return
+        fate = self._facts.sql.execute("SELECT fate, version FROM fate WHERE ticket = ?", (number,)).fetchone()
+        if fate is None or fate[0] != "trained":
+            self._breach("groups", f"ticket {number} comes back though it was never trained")
+        self._facts.sql.execute("DELETE FROM fate WHERE ticket = ?", (number,))
+        self._open[number] = _Ticket(task="", admitted_version=-1, state=READY)
+
+
+def steps(facts: Facts) -> Iterator[tuple[str, int, int, list[int], int]]:
+    """Return lineage, version, step, tickets in order and whether it survives, of every recorded step."""
+    for lineage, version, step, tickets, survives in facts.rows("SELECT * FROM step ORDER BY version, rowid"):
+        yield lineage, version, step, msgspec.json.decode(tickets, type=list[int]), survives

@@ -1,0 +1,143 @@
+"""Policy versions: made by optimizer steps, published as they were made, held as they were published."""
+
+import msgspec
+
+from etude.runtime.audit.case import Case
+from etude.runtime.audit.findings import Tally
+
+
+def versions_grow_by_one(case: Case, tally: Tally) -> None:
+    """Check that each lineage grows by one from where it was opened, and only by steps of the trainer."""
+    facts = case.facts
+    query = "SELECT DISTINCT lineage, version FROM published ORDER BY lineage, version"
+    lineage, last = "", 0
+    for name, version in facts.rows(query):
+        if name != lineage:
+            tally.check(_opened_wrongly(case, name, version))
+        elif version != last + 1:
+            tally.check(f"{name} version {version}: published after version {last}")
+        elif not facts.one("SELECT count(*) FROM trained WHERE version = ?", version):
+            tally.check(f"{name} version {version}: published, and no optimizer step made it")
+        else:
+            tally.check()
+        lineage, last = name, version
+    query = (
+        "SELECT lineage, version FROM published GROUP BY lineage, version HAVING count(DISTINCT digest || manifest) > 1"
+    )
+    for name, version in facts.rows(query):
+        tally.violate(f"{name} version {version}: published twice, with different weights")
+    _head(case, tally)
+
+
+def _opened_wrongly(case: Case, lineage: str, version: int) -> str:
+    """Return what is wrong with a lineage's first published version."""
+    facts = case.facts
+    opened = facts.one("SELECT version FROM lineage_opened WHERE lineage = ?", lineage)
+    if opened is None:
+        first = facts.one("SELECT lineage FROM published ORDER BY w, n LIMIT 1")
+        return "" if lineage == first else f"{lineage}: published without ever having been opened"
+    if opened != version:
+        return f"{lineage}: opened at version {opened}, begins with {version}"
+    parent = facts.one("SELECT parent FROM lineage_opened WHERE lineage = ?", lineage)
+    if parent and not facts.one("SELECT count(*) FROM published WHERE lineage = ?", parent):
+        return f"{lineage}: stems from {parent}, of which nothing was published"
+    return ""
+
+
+def _head(case: Case, tally: Tally) -> None:
+    head = case.snapshot.head
+    facts = case.facts
+    if head is None:
+        if case.sealed and facts.one("SELECT count(*) FROM published"):
+            tally.check("weights/head: missing or damaged, though versions were published")
+        return
+    digest = facts.one("SELECT digest FROM published WHERE lineage = ? AND version = ?", head.lineage, head.version)
+    place = f"weights/head: names {head.lineage} version {head.version}"
+    if digest != head.digest:
+        tally.check(f"{place}, which was {'published with other weights' if digest else 'never published'}")
+        return
+    newest = next(facts.rows("SELECT lineage, version FROM published ORDER BY w DESC, n DESC LIMIT 1"))
+    is_newest = newest == (head.lineage, head.version)
+    tally.check(f"{place}, the newest is {newest[0]} version {newest[1]}" if case.sealed and not is_newest else "")
+
+
+def versions_are_intact(case: Case, tally: Tally) -> None:
+    """Check manifests, objects and rebuilt weights, as they were seen in the directory, against what was published."""
+    facts = case.facts
+    query = (
+        "SELECT published.lineage, published.version, weights.problem, weights.digest = published.digest, rebuilt "
+        "FROM published LEFT JOIN weights USING (lineage, version) GROUP BY published.lineage, published.version"
+    )
+    for lineage, version, problem, same, rebuilt in facts.rows(query):
+        place = f"{lineage} version {version}"
+        if problem is None:
+            if case.crashed and _is_last(case, lineage, version):
+                tally.note("a version whose publication was cut short by a crash")
+                tally.check()
+            else:
+                tally.check(f"{place}: published, and its manifest is gone")
+        elif problem:
+            tally.check(f"{place}: {problem}")
+        else:
+            tally.check("" if same else f"{place}: its digest is not the one that was published")
+            if not rebuilt:
+                tally.note("not rebuilt (--quick)")
+
+
+def _is_last(case: Case, lineage: str, version: int) -> bool:
+    return case.facts.one("SELECT max(version) FROM published WHERE lineage = ?", lineage) == version
+
+
+def replicas_hold_what_was_published(case: Case, tally: Tally) -> None:
+    """Check digests of every sampler's weights against the trainer's, and against each other's within a view."""
+    facts = case.facts
+    query = """
+        SELECT writer.name, applied.lineage, applied.version, published.digest = applied.digest FROM applied
+        JOIN writer USING (w) LEFT JOIN (SELECT DISTINCT lineage, version, digest FROM published) AS published
+        USING (lineage, version) ORDER BY applied.w, applied.n
+    """
+    for name, lineage, version, same in facts.rows(query):
+        if same is None:
+            tally.check(f"{name}: applied {lineage} version {version}, which was never published")
+        else:
+            tally.check(
+                "" if same else f"{name}: holds other weights than {lineage} version {version} was published with"
+            )
+    query = (
+        "SELECT view, lineage, version, group_concat(DISTINCT held) FROM applied WHERE held <> '' "
+        "GROUP BY view, lineage, version HAVING count(DISTINCT held) > 1"
+    )
+    for view, lineage, version, _ in facts.rows(query):
+        tally.violate(f"view {view}: replicas hold different bytes of {lineage} version {version}")
+    query = """
+        SELECT name, lineage, version, before FROM (
+            SELECT w, lineage, version, max(version) OVER (
+                PARTITION BY w, lineage ORDER BY n ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before FROM applied
+        ) JOIN writer USING (w) WHERE before >= version
+    """
+    for name, lineage, version, before in facts.rows(query):
+        tally.violate(f"{name}: went from version {before} back to {version} of {lineage}")
+
+
+def samplers_draw_what_they_hold(case: Case, tally: Tally) -> None:
+    """Check that each token was drawn with weights that its sampler had applied by then, and none with a mix."""
+    decode = msgspec.json.Decoder(list[tuple[int, int]]).decode
+    for w, name in list(case.facts.rows("SELECT w, name FROM writer WHERE w IN (SELECT w FROM drawn)")):
+        applied = case.facts.rows("SELECT n, lineage, version FROM applied WHERE w = ? ORDER BY n", w)
+        coming = next(applied, None)
+        held: set[tuple[str, int]] = set()
+        for n, request, tokens, versions, lineage in case.facts.rows(
+            "SELECT n, request, tokens, versions, lineage FROM drawn WHERE w = ? ORDER BY n", w
+        ):
+            while coming is not None and coming[0] < n:
+                held.add(coming[1:])
+                coming = next(applied, None)
+            runs = decode(versions)
+            if sum(count for _, count in runs) != tokens:
+                tally.check(f"{request}: {tokens} tokens, but versions of {sum(count for _, count in runs)}")
+                continue
+            unknown = [version for version, _ in runs if (lineage, version) not in held]
+            tally.check(
+                f"{request}: {name} drew it with version {unknown[0]}, which it did not hold" if unknown else ""
+            )
