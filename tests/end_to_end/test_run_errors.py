@@ -98,20 +98,6 @@ async def test_an_evaluation_in_which_the_harness_fails_is_no_pass_rate(coin, tm
     assert max(done) == 2
 
 
-async def test_a_run_in_which_every_attempt_fails_says_that_there_is_nothing_to_learn(coin, tmp_path):
-    tasks = tmp_path / "tasks"
-    shutil.copytree(coin.parent / "tasks/train", tasks)
-    for test in tasks.glob("*/tests/test.sh"):
-        test.write_text("#!/bin/sh\necho 0 > /logs/verifier/reward.txt\n")
-    run = tmp_path / "run"
-    command = await start("train", coin, run, f"tasks.train={tasks}", "trainer.steps=9", "rollout.group_size=2")
-    assert await command.end() == 1
-    assert command.steps == [1, 2, 3, 4, 5]
-    assert "all attempts at a task got the same reward (mean 0), so there is nothing to learn from" in command.errors
-    assert f"etude show {run}" in command.errors
-    await gone(run)
-
-
 async def test_a_sampler_that_dies_beyond_its_budget_ends_the_run_with_its_name_and_log(coin, tmp_path):
     command = await start("train", coin, tmp_path / "run", "trainer.steps=200", "supervision.restarts=0")
     await command.until_step(1)

@@ -38,6 +38,13 @@ async def hangs(waiting) -> bool:
     return False
 
 
+async def until(holds) -> None:
+    """Wait until a condition holds that another thread or process brings about, and offers no event for."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
 def task(name="t", **fields) -> Task:
     return Task(task_id=name, path=f"/tasks/{name}", digest="d", instruction="fix it", **fields)
 
@@ -169,7 +176,9 @@ class FlatGrader:
 
 
 @asynccontextmanager
-async def playing(agent, drawing, *, grader=None, context_length=2000, params=None, on_record=None, **limits):
+async def playing(
+    agent, drawing, *, grader=None, context_length=2000, params=None, on_record=None, overhead_s=60.0, **limits
+):
     """Yield a player whose agents meet the real gateway in front of a sampler."""
     gateway = Gateway(
         sampler=drawing, renderer=ChatMLRenderer(TOKENIZER, "chatml-compact"), context_length=context_length
@@ -184,4 +193,5 @@ async def playing(agent, drawing, *, grader=None, context_length=2000, params=No
             harness=HarnessSection(**limits),
             params=params or SamplingParams(max_tokens=50),
             on_record=on_record,
+            overhead_s=overhead_s,
         )

@@ -4,12 +4,12 @@ import asyncio
 import math
 import secrets
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from time import perf_counter
 
 from etude.config import HarnessSection
-from etude.errors import EtudeError, HarnessError, SamplerError
+from etude.errors import EtudeError, HarnessError, SamplerError, SandboxError
 from etude.interfaces import (
     Environment,
     EnvironmentBackend,
@@ -26,6 +26,7 @@ from etude.rollout.record import RolloutRecord
 from etude.rollout.untrusted import cut
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.events import RolloutStarted
+from etude.telemetry.waits import waiting
 from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
 
 _CANNOT_START = (126, 127)
@@ -113,9 +114,13 @@ class HarnessPlayer:
         params: SamplingParams,
         on_record: Callable[[RolloutRecord], None] | None = None,
         ledger: Ledger = NO_LEDGER,
+        watch: Callable[[Sequence[Mapping[str, object]]], str] = lambda _: "",
+        overhead_s: float = 300.0,
     ) -> None:
         """The backend shows the harness's directory at `HARNESS_MOUNT`.
 
+        An attempt that takes `overhead_s` seconds longer than its task gives the agent and the tests is cancelled.
+        `watch` reads the conversation, in a thread, and returns the evidence for which the attempt is held, if any.
         `on_record` is called once per attempt, however it ended, on the event loop: it should only pass on. The ledger
         is told here that an attempt begins, and by whoever keeps the record that it ended.
         """
@@ -126,6 +131,8 @@ class HarnessPlayer:
         self._params = params
         self._on_record = on_record
         self._ledger = ledger
+        self._watch = watch
+        self._overhead_s = overhead_s
 
     async def play(
         self,
@@ -157,7 +164,7 @@ class HarnessPlayer:
         cancelled: asyncio.CancelledError | None = None
         try:
             await self._note_started(task, rollout_id, spec)
-            await self._run(task, spec, state)
+            await self._run_in_time(task, spec, state)
         except asyncio.CancelledError as error:
             cancelled = error
         except EtudeError as error:
@@ -185,6 +192,18 @@ class HarnessPlayer:
         )
         await self._ledger.flush_local()
 
+    async def _run_in_time(self, task: Task, spec: SessionSpec, state: _Attempt) -> None:
+        """Play and grade, within what the task's own limits and the overhead allow together."""
+
+        def out_of_time(message: str) -> EtudeError:
+            state.fail("worker", "out_of_time", message)
+            return SandboxError(message)
+
+        limit_s = task.agent_timeout_s + task.verifier_timeout_s + self._overhead_s
+        name, others = f"the end of session {spec.session_id}", "its sandbox or its grader"
+        async with waiting(name, owner="player", on=others, deadline_s=limit_s, error=out_of_time):
+            await self._run(task, spec, state)
+
     async def _run(self, task: Task, spec: SessionSpec, state: _Attempt) -> None:
         """Play the harness in a sandbox; grade what it left once that sandbox is gone."""
         with state.stage("session", "gateway"):
@@ -202,6 +221,9 @@ class HarnessPlayer:
                     state.session = await self._host.close(spec.session_id)
             state.failure = _unscorable(execution, state.session)
             if state.failure is not None:
+                return
+            if evidence := await asyncio.to_thread(self._watch, state.session.messages):
+                state.fail("grader", "held", evidence, outcome=Outcome.HELD)
                 return
             with state.stage("sandbox", "sandbox"):
                 change = await environment.changes(max_bytes=task.storage_mb << 20)
