@@ -11,6 +11,7 @@ import msgspec
 
 from etude.errors import StoreError
 from etude.interfaces import ObjectStore
+from etude.store.ledger_reader import read_writer
 from etude.telemetry.waits import Wait
 
 SERVICES_PREFIX = "services/"
@@ -102,6 +103,21 @@ async def read_leases(store: ObjectStore) -> list[Lease]:
     keys = [key for key in await store.list(SERVICES_PREFIX) if key != CONTROLLER_KEY]
     contents: list[Awaitable[bytes]] = [store.get(key, max_bytes=_MAX_BYTES) for key in keys]
     return [_decoded(key, data, Lease) for key, data in zip(keys, await asyncio.gather(*contents), strict=True)]
+
+
+async def ledger_end(store: ObjectStore, writer: str) -> tuple[int, str]:
+    """Return how many facts a process left in its ledger, and the chain value after them.
+
+    Read in a thread: checking a long ledger takes its time. Raise `IntegrityError` where it is damaged.
+    """
+
+    async def read() -> tuple[int, str]:
+        reader = read_writer(store, writer)
+        async for _ in reader:
+            pass
+        return reader.events, reader.chain
+
+    return await asyncio.to_thread(asyncio.run, read())
 
 
 def _decoded(key: str, data: bytes, kind: type[Record]) -> Record:

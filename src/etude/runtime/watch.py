@@ -83,7 +83,7 @@ async def telling_waits(note: Callable[[str], None], *, after_s: float = 5.0) ->
 
 def _only(errors: ExceptionGroup[Exception]) -> Exception:
     """Return the one error of a group, however deep, or the group when there are several."""
-    if len(errors.exceptions) > 1:
-        return errors
-    error = errors.exceptions[0]
-    return _only(cast("ExceptionGroup[Exception]", error)) if isinstance(error, ExceptionGroup) else error
+    first, *others = errors.exceptions
+    if others or not isinstance(first, ExceptionGroup):
+        return errors if others else first
+    return _only(cast("ExceptionGroup[Exception]", first))
