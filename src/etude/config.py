@@ -143,6 +143,9 @@ class PoolSection(Section):
     """Requests decoded together."""
     threads: PositiveInt = 1
     """CPU threads of each process."""
+    probe_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
+    """Mean difference to the trainer's log-probabilities, in nats, beyond which a sampler may not serve; 0 takes the
+    view's own: 1e-4 for `fp32`, 0.1 for `bf16`, 0.4 for `fp8`."""
 
 
 class RolloutSection(Section):

@@ -89,6 +89,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("mismatch/k3/<pool>", "nats", _MEAN, "The same, never negative: mean of p/q - 1 - log(p/q)."),
     Metric("mismatch/abs_p99/<pool>", "nats", _MAX, "99th percentile of |log p - log q|."),
     Metric("mismatch/tokens_count/<pool>", "tokens", _SUM, "Tokens that the mismatch was measured on."),
+    Metric("probe/gap_nats/<pool>", "nats", _MAX, "Mean |sampler - trainer| on the fixed text, at the newest version."),
+    Metric("probe/gap_slope/<pool>", "nats/version", _MAX, "How fast that grows; an alarm when it is more than noise."),
     Metric("ratio/min", "ratio", _LAST, "Smallest importance ratio p/q."),
     Metric("ratio/max", "ratio", _MAX, "Largest importance ratio p/q."),
     Metric("ratio/p01", "ratio", _LAST, "1st percentile of the importance ratio."),
