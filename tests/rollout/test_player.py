@@ -1,16 +1,19 @@
 """Promises of the harness player."""
 
 import asyncio
+from contextlib import AbstractAsyncContextManager
 
 import msgspec
 import pytest
 
 from etude.config import HarnessSection
 from etude.errors import EtudeError, HarnessError, SamplerError, SandboxError
-from etude.interfaces import ExecResult, Grade, SessionRecord
+from etude.interfaces import Environment, ExecResult, Grade, SessionRecord
 from etude.rollout.doubles import ScriptedBackend, ScriptedGrader, ScriptedHost
 from etude.rollout.player import HarnessPlayer
 from etude.rollout.record import RolloutRecord
+from etude.telemetry.doubles import MemoryLedger
+from etude.telemetry.events import RolloutStarted
 from etude.types import Failure, Outcome, SamplingParams, Task, Trajectory
 
 TASK = Task(task_id="t", path="/tasks/t", digest="d", instruction="fix it; $(now)")
@@ -166,3 +169,32 @@ async def test_each_play_is_a_session_of_its_own():
     await stage.play()
     await stage.play()
     assert len({spec.session_id for spec in stage.host.opened}) == 2
+
+
+async def test_an_attempt_is_on_the_disk_before_its_sandbox_and_its_session_is_in_its_record():
+    seen: list[str] = []
+
+    class Ledger(MemoryLedger):
+        async def flush_local(self) -> None:
+            seen.append("flushed")
+
+    class Backend(ScriptedBackend):
+        def create(self, task: Task, *, model_port: int | None = None) -> AbstractAsyncContextManager[Environment]:
+            seen.append("sandbox")
+            return super().create(task, model_port=model_port)
+
+    ledger = Ledger()
+    host = ScriptedHost(CALLED)
+    player = HarnessPlayer(
+        host=host,
+        backend=Backend(ENDED),
+        grader=ScriptedGrader(Grade(reward=1.0)),
+        harness=HARNESS,
+        params=SamplingParams(),
+        ledger=ledger,
+    )
+    trajectory = await player.play(TASK, group_id="g000001", index=2, seed=11, purpose="eval", attempt=1)
+    [spec] = host.opened
+    assert ledger.events == [RolloutStarted(rollout="g000001-2r1", session=spec.session_id, task="t", purpose="eval")]
+    assert seen == ["flushed", "sandbox"]
+    assert trajectory.session_id == spec.session_id

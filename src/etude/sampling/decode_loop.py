@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from etude.errors import SamplerError, VersionUnavailableError
+from etude.errors import SamplerError, StoreError, VersionUnavailableError
 from etude.interfaces import Ledger
 from etude.sampling.engine import Answer, Commit, Engine, Forced
 from etude.telemetry import digests
@@ -299,7 +299,11 @@ class DecodeLoop:
             experts=answer.experts,
             cached_tokens=answer.cached_tokens,
         )
-        self._note_drawn(job.request, completion)
+        try:
+            self._note_drawn(job.request, completion)
+        except StoreError as error:
+            job.future.set_exception(error)
+            raise
         job.future.set_result(completion)
 
     def _scored(self, answer: Answer) -> Scored:
