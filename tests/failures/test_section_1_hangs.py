@@ -5,6 +5,7 @@ import asyncio
 import shutil
 import socket
 import sys
+import threading
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -16,14 +17,17 @@ from failure_kit import TOKENIZER, USER, FlatGrader, hangs, playing, request, sa
 from run_kit import gone, start
 
 from etude.config import EnvironmentSection, RunConfig, SupervisionSection
+from etude.environments.local import LocalBackend
 from etude.errors import HostError, RunError, SamplerError, StoreError, VersionUnavailableError
 from etude.evaluation.suite import EvalPlan, evaluate
 from etude.gateway.doubles import ScriptedSampler
+from etude.rewards.grader import HarborGrader
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.doubles import ScriptedPlayer
 from etude.rollout.group import GroupPlan, play_group
 from etude.rollout.worker import RolloutWorker
 from etude.runtime.fleet import sandboxes
+from etude.runtime.inspection import Expected, Observation, defect
 from etude.runtime.leases import LeaseBook
 from etude.runtime.supervisor import Program, Supervisor
 from etude.runtime.watch import watching
@@ -64,6 +68,69 @@ def program(tmp_path, code, name="pool-0", kind="sampler"):
     return Program(name=name, kind=kind, command=command, log=tmp_path / f"{name}.log", environment={})
 
 
+class Lag:
+    """How late the event loop was at most, while the block ran."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    async def __aenter__(self):
+        self.meter = asyncio.create_task(self.measure())
+        return self
+
+    async def __aexit__(self, *_):
+        await asyncio.sleep(0)
+        self.meter.cancel()
+
+    async def measure(self):
+        while True:
+            before = monotonic()
+            await asyncio.sleep(0.01)
+            self.seconds = max(self.seconds, monotonic() - before - 0.01)
+
+
+SPIN = "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\nwhile True: sum(range(10**6))\n"
+
+
+def spinning_task(directory, **limits):
+    """A task whose tests burn a processor and sleep, and never end by themselves."""
+    files = {
+        "environment/Dockerfile": "FROM python:3.11-slim\nWORKDIR /app\n",
+        "tests/test.sh": "#!/bin/sh\nexec python3 -I -S /tests/spin.py\n",
+        "tests/spin.py": SPIN,
+    }
+    for name, text in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    return msgspec.structs.replace(task("spin", **limits), path=str(directory))
+
+
+@pytest.mark.slow
+@pytest.mark.row("P-1")
+async def test_rewards_and_agents_that_sleep_or_spin_do_not_block_the_event_loop(tmp_path):
+    """A reward that burns a processor for seconds runs in its sandbox: the event loop goes on within a second."""
+    async with Lag() as lag:
+        # The mistake: the reward is a function that the loop calls.
+        await asyncio.sleep(0.05)
+        threading.Event().wait(1.2)
+        await asyncio.sleep(0.05)
+    assert lag.seconds > 1.0
+
+    backend = await LocalBackend.start()
+    try:
+        spinning = spinning_task(tmp_path, verifier_timeout_s=1.5, agent_timeout_s=1.5)
+        async with Lag() as lag:
+            async with backend.create(spinning) as sandbox:
+                grading = asyncio.create_task(HarborGrader(backend).grade(spinning, {}))
+                ended = await sandbox.execute(["python3", "-I", "-S", "-c", SPIN], timeout_s=1.5)
+            grade = await grading
+    finally:
+        await backend.close()
+    assert ended.timed_out
+    assert (grade.reward, grade.failure.partition(":")[0]) == (None, "tests_timeout")
+    assert lag.seconds < 1.0
+
+
 @pytest.mark.row("P-2")
 async def test_a_sampler_that_accepts_and_never_answers_is_left_for_another():
     """A mute sampler is given up at its deadline and asked last; every request is served by the others."""
@@ -85,6 +152,31 @@ async def test_a_sampler_that_accepts_and_never_answers_is_left_for_another():
             assert {completion.pool for completion in drawn} == {"local"}
             with pytest.raises(SamplerError, match=r"no answer to /health within 0\.2 s"):
                 await first.status()
+
+
+@pytest.mark.row("P-2")
+async def test_a_sampler_that_says_it_is_well_and_draws_nothing_is_found_out():
+    """A hung engine behind a healthy server is noticed by its steps, and what it was drawing is drawn by another."""
+    engine = FakeEngine(hangs_after=20)
+    async with sampler(engine) as hung, sampler(FakeEngine()) as other, asyncio.timeout(20):
+        router = SamplerRouter([hung, other])
+        asked = asyncio.create_task(router.sample(request("r", max_tokens=100)))
+        await until(running_of(hung, 1))
+        # The mistake: a server that answers is taken for a sampler that works.
+        assert await hangs(asyncio.shield(asked))
+        (status,) = await hung.status()
+
+        seen = Observation(now=0.0, answered_at=0.0)
+        expected = Expected(sampler_id="s0", pool="local", view="fp32")
+        for now in (0.0, 5.0, 11.0):
+            (status,) = await hung.status()
+            seen.note(status, None, now)
+            reason = defect(seen, expected, None, patience_s=10.0)
+            assert bool(reason) == (now > 10.0)
+        assert reason == "has taken no decoding step for 10 s"
+        router.quarantine(hung, reason)
+        assert len((await asked).token_ids) == 100
+        engine.go_on.set()
 
 
 @pytest.mark.row("P-3")

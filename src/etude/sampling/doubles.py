@@ -36,6 +36,9 @@ class FakeEngine:
         step_s: float = 0.0,
         answers: Callable[[SampleRequest], Sequence[int]] | None = None,
         breaks_after: int | None = None,
+        hangs_after: int | None = None,
+        drops: Callable[[SampleRequest], bool] = lambda _: False,
+        loses_updates: bool = False,
         view: View = "fp32",
     ) -> None:
         """Set the script.
@@ -47,6 +50,9 @@ class FakeEngine:
             step_s: Seconds that a step takes.
             answers: Tokens to answer a request with; cut at `max_tokens`. Made up from seed and prompt when None.
             breaks_after: Steps after which the engine fails for good; never when None.
+            hangs_after: Steps after which one does not return before `go_on` is set; never when None.
+            drops: Requests that are drawn and whose answer is lost.
+            loses_updates: Weights are accepted and not put in place.
             view: Precision that it pretends to hold its weights in.
         """
         self._vocab = vocab
@@ -55,12 +61,17 @@ class FakeEngine:
         self._step_s = step_s
         self._answers = answers or self._made_up
         self._steps_left = breaks_after
+        self._steps_until_hang = hangs_after
+        self._drops = drops
+        self._loses_updates = loses_updates
         self._pause = threading.Event()
         self._running: dict[str, tuple[SampleRequest, Sequence[int], int]] = {}
         self._view: View = view
         self._tensors: Mapping[str, Tensor] = {}
         self.loads = 0
         """Weights put in place so far."""
+        self.go_on = threading.Event()
+        """Ends the hang that `hangs_after` scripted."""
 
     @property
     def max_context(self) -> int:
@@ -88,6 +99,10 @@ class FakeEngine:
             if self._steps_left == 0:
                 raise SamplerError("the scripted engine breaks here")
             self._steps_left -= 1
+        if self._steps_until_hang is not None:
+            if self._steps_until_hang == 0:
+                self.go_on.wait()
+            self._steps_until_hang -= 1
         if self._step_s:
             self._pause.wait(self._step_s)
         ended: list[Answer] = []
@@ -95,7 +110,8 @@ class FakeEngine:
             self._running[name] = (request, tokens, drawn + 1)
             if drawn + 1 >= len(tokens):
                 stopped = tokens[-1:] and tokens[-1] in request.params.stop_token_ids
-                ended.append(self._leave(name, FinishReason.STOP if stopped else FinishReason.LENGTH))
+                answer = self._leave(name, FinishReason.STOP if stopped else FinishReason.LENGTH)
+                ended += [] if self._drops(request) else [answer]
         return ended
 
     def cancel(self, request_id: str) -> Answer | None:
@@ -107,7 +123,8 @@ class FakeEngine:
 
         def commit() -> Mapping[str, int]:
             self.loads += 1
-            self._tensors = tensors
+            if not self._loses_updates:
+                self._tensors = tensors
             return {name: drawn for name, (_, _, drawn) in self._running.items()}
 
         return commit
