@@ -1,7 +1,8 @@
 """The pristine environment of a task, read from its Dockerfile.
 
 The local backend builds no images: it knows the instructions that only place files and set values, and refuses the
-others by file and line. FROM names nothing here: the host's own programs are what a sandbox finds.
+others by file and line. FROM names nothing here: the host's own programs are what a sandbox finds. The history of a
+repository is left out wherever it lies, because it may hold the solution.
 """
 
 import json
@@ -20,6 +21,7 @@ from etude.types import Task
 _MAX_FILES = 10_000
 _MAX_DOCKERFILE_BYTES = 1 << 20
 _UNPACKED_BY_ADD = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zip")
+_HISTORY = ".git"
 _RESERVED = ("/", "/tests", "/logs")
 
 
@@ -143,10 +145,14 @@ class _Reader:
         if ".." in relative.parts:
             self._refuse(f"{source!r} leaves the directory environment/")
         path = self._context / relative
+        if _HISTORY in relative.parts:
+            self._refuse(f"{source!r} is a repository's history, which may hold the solution; copy the files only")
         if any(part.is_symlink() for part in (path, *path.parents) if part.is_relative_to(self._context)):
             self._refuse(f"{source!r} is or passes a symbolic link")
         if path.is_dir():
             for folder, folders, names in os.walk(path):
+                folders[:] = [name for name in folders if name != _HISTORY]
+                names[:] = [name for name in names if name != _HISTORY]
                 # A link to a directory counts as a file here, to be refused and not to be left out.
                 for name in sorted((*names, *(name for name in folders if Path(folder, name).is_symlink()))):
                     file = Path(folder, name)

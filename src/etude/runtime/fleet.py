@@ -11,7 +11,9 @@ from etude.environments.local import LocalBackend
 from etude.errors import HostError, RunError, SamplerError
 from etude.gateway.renderers.registry import load_renderer
 from etude.gateway.service import Gateway
+from etude.interfaces import Ledger
 from etude.rewards.grader import HarborGrader
+from etude.rewards.screens import digs_for_the_solution
 from etude.rollout.harness import HARNESS_MOUNT, harness_directory
 from etude.rollout.player import HarnessPlayer
 from etude.runtime.children import etude_command
@@ -21,6 +23,7 @@ from etude.runtime.recorder import Recorder
 from etude.runtime.roster import Roster
 from etude.runtime.supervisor import Program, Supervisor
 from etude.sampling.router import SamplerRouter
+from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.waits import waiting
 from etude.types import Head, SamplerStatus, SamplingParams
 from etude.weights.reader import read_head
@@ -94,7 +97,7 @@ async def open_fleet(
     """
     async with AsyncExitStack() as stack:
         async with waiting("sandboxes", owner="etude run", on="this host", deadline_s=_SANDBOXES_S):
-            backend = await stack.enter_async_context(sandboxes(config))
+            backend = await stack.enter_async_context(sandboxes(config, run=run.url, ledger=recorder.ledger))
         supervision = config.supervision
         router = SamplerRouter(patience_s=supervision.lease_s + RESTART_S)
         roster = Roster(
@@ -135,19 +138,21 @@ async def open_fleet(
             ),
             on_record=recorder.rollout,
             ledger=recorder.ledger,
+            watch=digs_for_the_solution,
         )
         yield Fleet(player=player, router=router, roster=roster, recorder=recorder, logs=run.local / "logs")
 
 
 @asynccontextmanager
-async def sandboxes(config: RunConfig) -> AsyncGenerator[LocalBackend]:
-    """Open the sandbox backend with the harness mounted.
+async def sandboxes(config: RunConfig, *, run: str = "", ledger: Ledger = NO_LEDGER) -> AsyncGenerator[LocalBackend]:
+    """Open the sandbox backend with the harness mounted; `run` names it to other processes of this host.
 
     Raises:
         HarnessError: The harness's directory is missing.
         HostError: This host cannot isolate sandboxes as far as `environment.require` asks.
     """
-    backend = await LocalBackend.start(mounts={HARNESS_MOUNT: harness_directory(config.harness)})
+    mounts = {HARNESS_MOUNT: harness_directory(config.harness)}
+    backend = await LocalBackend.start(mounts=mounts, run=run, ledger=ledger)
     try:
         _check_isolation(backend, config)
         yield backend
