@@ -19,9 +19,12 @@ def order_controllers(facts: Facts) -> None:
     facts.sql.execute(
         "UPDATE writer SET service = coalesce((SELECT service FROM opened WHERE opened.w = writer.w), '')"
     )
+    facts.sql.execute("UPDATE writer SET counted = events")
     last, position = "", 0
     while (number := _next(facts, last)) is not None:
         facts.sql.execute("UPDATE writer SET position = ? WHERE w = ?", (position, number))
+        counted = facts.one("SELECT after_events FROM opened WHERE w = ?", number)
+        facts.sql.execute("UPDATE writer SET counted = min(events, ?) WHERE name = ?", (counted, last))
         last, position = facts.one("SELECT name FROM writer WHERE w = ?", number), position + 1
 
 
@@ -83,7 +86,10 @@ def controllers_form_a_chain(case: Case, tally: Tally) -> None:
 def writers_known(case: Case, tally: Tally) -> None:
     """Check that every ledger is named by another one, and every ledger that is named is there."""
     facts = case.facts
-    named = "SELECT writer FROM service_started UNION SELECT after FROM opened UNION SELECT writer FROM service_ended"
+    named = (
+        "SELECT writer FROM service_started UNION SELECT after FROM opened UNION SELECT writer FROM service_ended "
+        "UNION SELECT entry.key FROM sealed, json_each(sealed.writers) AS entry"
+    )
     query = f"SELECT name, name IN ({named}), service FROM writer WHERE w <> ? ORDER BY name"
     for name, known, service in facts.rows(query, case.last_controller):
         if not known and case.crashed and service != "controller":

@@ -248,6 +248,7 @@ async def _first_life(run: RunDouble, source: SeededTaskSource) -> list[Writer]:
     lives = [run.writer("trainer", 2), run.writer("local-0", 3)]
     controller.record(*map(_started, lives))
     await _publish(run, lives, 0)
+    controller.record(facts.LineageOpened(lineage=LINEAGE, version=0, reason="the first"))
     for ticket in range(2):
         await _group(run, controller, lives[1], (ticket, source.next_task().task_id, 0))
     await _step(run, controller, lives, 1)

@@ -21,12 +21,13 @@ _SCHEMA = """
 CREATE TABLE writer(
     w INTEGER PRIMARY KEY, name TEXT UNIQUE, service TEXT DEFAULT '', events INTEGER DEFAULT 0,
     torn INTEGER DEFAULT 0, damage TEXT DEFAULT '', closed INTEGER DEFAULT 0, cut INTEGER DEFAULT 0,
-    position INTEGER DEFAULT -1
+    position INTEGER DEFAULT -1, counted INTEGER DEFAULT 0
 );
 CREATE TABLE mark(w INTEGER, events INTEGER, chain TEXT);
 """
-"""`writer.position`: place in the chain of controllers; -1 for other services. `mark`: the chain value after so many
-facts."""
+"""`writer.position`: place in the chain of controllers; -1 for other services. `writer.counted`: facts that belong to
+the run; what a controller may have recorded after another one went on from it does not. `mark`: the chain value after
+so many facts."""
 
 
 class _Table:

@@ -24,7 +24,7 @@ _LEDGER = re.compile(r"ledger/(run\.json|[^/]+/\d{6}\.jsonl\.zst)")
 _OBJECT = re.compile(r"weights/[^/]+/objects/([0-9a-f]{64})")
 _CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+\.json")
 """Written before the fact that claims them."""
-_BEFORE_SEAL = re.compile(r"run\.toml|metrics\.jsonl|report\.html|(evals|policy|tasks)/.+")
+_BEFORE_SEAL = re.compile(r"run\.toml|metrics\.jsonl|report\.html|(config|evals|policy|tasks)/.+")
 """Claimed by a stage's end or by the seal."""
 
 _SCHEMA = """
@@ -173,9 +173,11 @@ def _rollout_missing(case: Case, key: str, w: int, n: int) -> str:
 
 
 def _checkpoint_missing(case: Case, key: str, w: int, n: int) -> str:
-    del w, n
-    step = int(key.split("/")[1])
-    deleted = case.facts.one("SELECT count(*) FROM checkpoint_deleted WHERE step = ?", step)
+    query = (
+        "SELECT count(*) FROM checkpoint_deleted AS gone JOIN writer USING (w) WHERE step = ? "
+        "AND (position, n) > ((SELECT position FROM writer WHERE w = ?), ?)"
+    )
+    deleted = case.facts.one(query, int(key.split("/")[1]), w, n)
     return "a file of a checkpoint that was deleted" if deleted else ""
 
 

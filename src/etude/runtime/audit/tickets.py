@@ -19,21 +19,19 @@ IN_FLIGHT, READY, TAKEN = "in flight", "ready", "taken"
 
 _SCHEMA = """
 CREATE TABLE step(lineage TEXT, version INTEGER, step INTEGER, tickets TEXT, survives INTEGER DEFAULT 1);
-CREATE TABLE fate(ticket INTEGER, fate TEXT, reason TEXT, version INTEGER, lineage TEXT);
+CREATE TABLE fate(ticket INTEGER, fate TEXT, reason TEXT, version INTEGER);
+CREATE INDEX fate_of ON fate(ticket);
 CREATE TABLE breach(rule TEXT, what TEXT);
 """
-"""`step`: optimizer steps that the controllers recorded; those of versions that were given up do not survive. `fate`:
-what a ticket came to at last. `breach`: what contradicts the rules."""
+"""`step`: optimizer steps that the controllers recorded; those of versions that were given up do not survive, and of
+one that was under way then only the groups are known. `fate`: what a ticket came to at last. `breach`: what contradicts
+the rules."""
 
 
 class _Ticket(msgspec.Struct):
     """A ticket that may still change."""
 
-    task: str
-    admitted_version: int
     state: str = IN_FLIGHT
-    version: int = -1
-    """That the step it was taken for starts from."""
 
 
 class TicketFold:
@@ -46,8 +44,8 @@ class TicketFold:
         self._taken: list[int] = []
         self._next = 0
         self._lineage = ""
-        self.version: int | None = None
-        """That the step being built starts from; None before anything was taken or made."""
+        self.version = 0
+        """That the step being built starts from."""
 
     def run(self) -> None:
         """Fold everything."""
@@ -57,7 +55,7 @@ class TicketFold:
                 case Admitted():
                     self._admit(event)
                 case GroupReady():
-                    self._move(event.ticket, (IN_FLIGHT,), READY, "finished")
+                    self._move(event.ticket, IN_FLIGHT, READY, "finished")
                 case GroupLost():
                     self._lose(event)
                 case GroupTaken():
@@ -65,14 +63,13 @@ class TicketFold:
                 case VersionMade():
                     self._make(event)
                 case LineageOpened():
-                    self._fork(event)
+                    self._lineage = event.lineage
                 case Resumed():
                     self._resume(event)
                 case _:
                     pass
         for ticket, known in self._open.items():
             self._end(ticket, "open", known.state)
-        self._facts.sql.execute("CREATE INDEX fate_of ON fate(ticket)")
 
     @property
     def under_way(self) -> tuple[int, ...]:
@@ -83,23 +80,21 @@ class TicketFold:
         self._facts.sql.execute("INSERT INTO breach VALUES(?, ?)", (rule, what))
 
     def _end(self, ticket: int, fate: str, reason: str, version: int | None = None) -> None:
-        self._facts.sql.execute(
-            "INSERT INTO fate VALUES(?, ?, ?, ?, ?)", (ticket, fate, reason, version, self._lineage)
-        )
+        self._facts.sql.execute("INSERT INTO fate VALUES(?, ?, ?, ?)", (ticket, fate, reason, version))
 
     def _admit(self, event: Admitted) -> None:
         if event.ticket != self._next:
             self._breach("tasks", f"ticket {event.ticket} was admitted where {self._next} was due")
         self._next = max(self._next, event.ticket + 1)
-        self._open[event.ticket] = _Ticket(task=event.task, admitted_version=event.version)
+        self._open[event.ticket] = _Ticket()
 
-    def _move(self, number: int, states: tuple[str, ...], state: str, what: str) -> _Ticket | None:
+    def _move(self, number: int, before: str, state: str, what: str) -> bool:
         ticket = self._open.get(number)
-        if ticket is None or ticket.state not in states:
+        if ticket is None or ticket.state != before:
             self._breach("groups", f"ticket {number} is {what} though it is {ticket.state if ticket else 'not open'}")
-            return None
+            return False
         ticket.state = state
-        return ticket
+        return True
 
     def _lose(self, event: GroupLost) -> None:
         if self._open.pop(event.ticket, None) is None:
@@ -111,19 +106,15 @@ class TicketFold:
         self._end(event.ticket, "lost", event.reason)
 
     def _take(self, event: GroupTaken) -> None:
-        if self.version is None:
-            self.version = event.version
         if event.version != self.version:
             self._breach(
                 "groups", f"ticket {event.ticket} is taken for a step from version {event.version}, not {self.version}"
             )
-        ticket = self._move(event.ticket, (READY,), TAKEN, "taken")
-        if ticket is not None:
-            ticket.version = event.version
+        if self._move(event.ticket, READY, TAKEN, "taken"):
             self._taken.append(event.ticket)
 
     def _make(self, event: VersionMade) -> None:
-        if self.version is not None and event.version != self.version + 1:
+        if event.version != self.version + 1:
             self._breach("versions", f"version {event.version} is made after version {self.version}")
         self.version, self._lineage = event.version, event.lineage
         taken, self._taken = self._taken, []
@@ -136,21 +127,35 @@ class TicketFold:
             self._open.pop(ticket, None)
             self._end(ticket, "trained", "", event.version)
 
-    def _fork(self, event: LineageOpened) -> None:
-        """Go on from an earlier version: what was made after it is given up."""
-        self._lineage = event.lineage
-        if self.version is None or event.version < self.version:
-            self.version = event.version
-            self._facts.sql.execute("UPDATE step SET survives = 0 WHERE version > ?", (event.version,))
-            for ticket in self._taken:
-                self._open[ticket].state = READY
-            self._taken = []
-
     def _resume(self, event: Resumed) -> None:
+        """Go back to what the trainer could repeat, then take up what is to be played again."""
+        last = event.step + event.replayed
+        given_up: list[int] = []
+        if last < self.version:
+            for (tickets,) in list(self._facts.rows("SELECT tickets FROM step WHERE version > ? AND survives", last)):
+                given_up += msgspec.json.decode(tickets, type=list[int])
+            self._facts.sql.execute("UPDATE step SET survives = 0 WHERE version > ?", (last,))
+            self._note_under_way()
+            self.version = last
+        if sorted(given_up) != sorted(event.returned):
+            self._breach(
+                "groups", f"tickets {event.returned} come back from versions given up, {given_up} were in them"
+            )
+        for ticket in given_up:
+            self._facts.sql.execute("DELETE FROM fate WHERE ticket = ?", (ticket,))
+            self._open[ticket] = _Ticket(state=READY)
         for ticket in event.restarted:
             self._restart(ticket)
-        for ticket in event.returned:
-            self._return(ticket)
+
+    def _note_under_way(self) -> None:
+        """Give up the step that is being built: its groups wait again."""
+        taken, self._taken = self._taken, []
+        if taken:
+            tickets = msgspec.json.encode(taken).decode()
+            row = (self._lineage, self.version + 1, tickets)
+            self._facts.sql.execute("INSERT INTO step(lineage, version, tickets, survives) VALUES(?, ?, ?, 0)", row)
+        for ticket in taken:
+            self._open[ticket].state = READY
 
     def _restart(self, number: int) -> None:
         """Play a group again: its file never was, or is gone."""
@@ -161,21 +166,9 @@ class TicketFold:
         if number in self._taken:
             self._taken.remove(number)
 
-    def _return(self, number: int) -> None:
-        """Take a group back that had been trained into a version that was given up."""
-        known = self._open.get(number)
-        if known is not None:
-            known.state = READY
-            self._taken = [ticket for ticket in self._taken if ticket != number]
-            return
-        fate = self._facts.sql.execute("SELECT fate, version FROM fate WHERE ticket = ?", (number,)).fetchone()
-        if fate is None or fate[0] != "trained":
-            self._breach("groups", f"ticket {number} comes back though it was never trained")
-        self._facts.sql.execute("DELETE FROM fate WHERE ticket = ?", (number,))
-        self._open[number] = _Ticket(task="", admitted_version=-1, state=READY)
-
 
 def steps(facts: Facts) -> Iterator[tuple[str, int, int, list[int], int]]:
     """Return lineage, version, step, tickets in order and whether it survives, of every recorded step."""
-    for lineage, version, step, tickets, survives in facts.rows("SELECT * FROM step ORDER BY version, rowid"):
+    query = "SELECT * FROM step WHERE step IS NOT NULL ORDER BY version, rowid"
+    for lineage, version, step, tickets, survives in facts.rows(query):
         yield lineage, version, step, msgspec.json.decode(tickets, type=list[int]), survives
