@@ -104,7 +104,7 @@ async def test_nobody_gets_a_completion_before_the_disk_has_the_fact():
 
 async def test_a_disk_that_takes_no_facts_lets_no_completion_out():
     async with sampler(FakeEngine(), ledger=FullLedger()) as served:
-        with pytest.raises(StoreError, match="full"):
+        with pytest.raises(SamplerError, match="full"):
             await served.sample(request("s/0", (1,), max_tokens=3))
 
 
@@ -115,7 +115,7 @@ async def test_a_ledger_that_refuses_a_fact_ends_the_sampler_with_its_reason():
                 raise StoreError("cannot write the ledger to /full")
 
     async with sampler(FakeEngine(), ledger=Refusing()) as served:
-        with pytest.raises(StoreError, match="cannot write the ledger to /full"):
+        with pytest.raises(SamplerError, match="cannot write the ledger to /full"):
             await served.sample(request("s/0", (1,), max_tokens=3))
         with pytest.raises(SamplerError, match="cannot write the ledger to /full"):
             await served.watch()

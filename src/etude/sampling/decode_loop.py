@@ -302,7 +302,7 @@ class DecodeLoop:
         try:
             self._note_drawn(job.request, completion)
         except StoreError as error:
-            job.future.set_exception(error)
+            job.future.set_exception(SamplerError(str(error)))
             raise
         job.future.set_result(completion)
 

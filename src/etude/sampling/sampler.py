@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from etude.errors import SamplerBusyError, SampleRequestError, SamplerError
+from etude.errors import SamplerBusyError, SampleRequestError, SamplerError, StoreError
 from etude.interfaces import Ledger, StagedWeights, WeightSource
 from etude.policy.digest import view_digest
 from etude.policy.views import View
@@ -106,8 +106,7 @@ class EngineSampler:
             ContextOverflowError: The prompt leaves no room for a token.
             SampleRequestError: A field makes no sense, or the id was used for another request.
             SamplerBusyError: The queue is full.
-            SamplerError: The sampler is draining or its engine failed.
-            StoreError: The disk does not take the ledger.
+            SamplerError: The sampler is draining, its engine failed, or the disk does not take its ledger.
         """
         entry = self._entries.get(request.request_id)
         if entry is None:
@@ -123,7 +122,10 @@ class EngineSampler:
             raise
         finally:
             entry.askers -= 1
-        await self._ledger.flush_local()
+        try:
+            await self._ledger.flush_local()
+        except StoreError as error:
+            raise SamplerError(f"sampler {self._sampler_id}: {error}") from error
         return completion
 
     async def status(self) -> Sequence[SamplerStatus]:
