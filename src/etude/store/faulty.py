@@ -5,7 +5,7 @@ import random
 import msgspec
 
 from etude.errors import StoreError
-from etude.interfaces import Clock, ObjectStore
+from etude.interfaces import Clock, ErasableStore
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 class FaultyStore:
     """Wraps a store and injects faults drawn from a seed, the same ones for the same sequence of calls."""
 
-    def __init__(self, inner: ObjectStore, *, clock: Clock, faults: Faults, seed: int = 0) -> None:
+    def __init__(self, inner: ErasableStore, *, clock: Clock, faults: Faults, seed: int = 0) -> None:
         self.faults = faults
         """May be replaced at any time: `Faults()` heals the store."""
         self._inner = inner
@@ -72,6 +72,13 @@ class FaultyStore:
         await self._enter("list", prefix)
         hidden = set(self._created[-self.faults.list_lag :]) if self.faults.list_lag else set[str]()
         return [key for key in await self._inner.list(prefix) if key not in hidden]
+
+    async def delete(self, key: str) -> None:
+        """Remove, perhaps without a reply."""
+        await self._enter("delete", key)
+        await self._inner.delete(key)
+        if self._happens(self.faults.lost_reply):
+            raise _injected("lost reply to delete", key)
 
     async def _enter(self, action: str, key: str) -> None:
         if self.faults.max_delay_s:

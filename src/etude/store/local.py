@@ -1,6 +1,7 @@
 """Objects as files under a directory."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from collections.abc import AsyncGenerator
@@ -60,6 +61,13 @@ class FileStore(RemoteStore):
                 return False
             await self.put(key, data)
         return True
+
+    async def delete(self, key: str) -> None:
+        """Remove the file, and its folder when that is empty then."""
+        self._refuse_links(key)
+        await super().delete(key)
+        with contextlib.suppress(OSError):
+            (self.root / key).parent.rmdir()
 
     def _refuse_links(self, key: str) -> None:
         """A link in a shared directory would let its owner read or write files elsewhere."""

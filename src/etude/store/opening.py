@@ -1,33 +1,41 @@
 """From a URL to a store."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
+import msgspec
 from obstore.exceptions import BaseError
 from obstore.store import MemoryStore, from_url
 
 from etude.errors import ConfigError, ObjectExistsError, StoreError
-from etude.interfaces import ObjectStore
+from etude.interfaces import ErasableStore, ObjectStore
+from etude.store.faulty import Faults, FaultyStore
 from etude.store.local import FileStore
 from etude.store.remote import RemoteStore, explain
+from etude.store.retrying import RetryingStore
+from etude.telemetry.clock import SystemClock
 
 CLOUD_SCHEMES = ("s3", "gs", "az")
 _PROBE_KEY = "probes/conditional"
 
 
-def open_store(url: str) -> ObjectStore:
+def open_store(url: str) -> ErasableStore:
     """Return the store that holds everything under `url`.
 
     A plain path or `file://` is a directory, created if need be; `s3://`, `gs://` and `az://` are a bucket and a
     prefix, with credentials and endpoint from the environment as their own tools read them (`AWS_...`, `GOOGLE_...`,
-    `AZURE_...`); `memory://` is a store of its own per call, for tests. Raise `ConfigError` for another scheme.
+    `AZURE_...`). For tests, `memory://` is a store of its own per call, and `faulty+file:///path?fail=0.1` a directory
+    used like a bucket that fails a share of the calls. Raise `ConfigError` for another scheme.
     """
     if "://" not in url:
         return FileStore(Path(url))
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         return FileStore(Path(unquote(parts.path)))
+    if parts.scheme == "faulty+file" and not parts.netloc:
+        return _faulty(url, FileStore(Path(unquote(parts.path))), parts.query)
     if parts.scheme == "memory":
         return RemoteStore(MemoryStore(), name="memory://")
     if parts.scheme not in CLOUD_SCHEMES:
@@ -40,6 +48,23 @@ def open_store(url: str) -> ObjectStore:
         msg = f"run.url {url!r} cannot be opened: {explain(error)}"
         raise ConfigError(msg) from error
     return RemoteStore(backend, name=url)
+
+
+def _faulty(url: str, inner: FileStore, query: str) -> ErasableStore:
+    """Return a store that fails as the query says (`fail`, `lost_reply`, `lost_swap`), with a client that retries."""
+    try:
+        shares = {name: float(values[-1]) for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
+    except ValueError as error:
+        msg = f"run.url {url!r}: its query must be shares such as fail=0.1 ({error})"
+        raise ConfigError(msg) from error
+    known = {"fail", "lost_reply", "lost_swap"}
+    if not known.issuperset(shares) or not all(0.0 <= share < 1.0 for share in shares.values()):
+        msg = f"run.url {url!r}: its query may have {', '.join(sorted(known))}, each at least 0 and below 1"
+        raise ConfigError(msg)
+    clock = SystemClock()
+    return RetryingStore(
+        FaultyStore(inner, clock=clock, faults=msgspec.convert(shares, Faults), seed=os.getpid()), clock=clock
+    )
 
 
 async def probe_conditional_writes(store: ObjectStore) -> None:

@@ -5,6 +5,7 @@ process that ends while such an answer is under way aborts (seen with obstore 0.
 """
 
 import asyncio
+import contextlib
 import errno
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -73,6 +74,11 @@ class RemoteStore:
         with self._typed("list", prefix):
             paths = await asyncio.to_thread(_paths, self._backend, folder)
         return sorted(path for path in paths if is_key(path))
+
+    async def delete(self, key: str) -> None:
+        """Remove the object; one that is not there is nothing to do."""
+        with contextlib.suppress(ObjectMissingError), self._typed("delete", check_key(key)):
+            await asyncio.to_thread(self._backend.delete, key)
 
     def _read(self, key: str, max_bytes: int) -> tuple[bytes, dict[str, str]]:
         """Return the bytes and the tag that a conditional write of this state has to name."""
