@@ -85,7 +85,7 @@ async def test_any_facts_read_back_as_they_were_recorded_whatever_is_flushed_whe
     assert untimed(facts[1:-1]) == untimed(itertools.chain(*steps))
     assert all(one.t > 1e9 for one in facts)
     assert (reader.events, reader.chain) == (ledger.events, ledger.chain)
-    assert (reader.torn_bytes, reader.closed) == (0, True)
+    assert (reader.torn_bytes, reader.closed, reader.ended) == (0, True, True)
 
 
 async def test_what_was_flushed_can_be_read_while_the_writer_goes_on(tmp_path):

@@ -108,15 +108,13 @@ class LedgerWriter:
         if uploads is not None:
             uploads.cancel()
             await asyncio.wait({uploads})
+        self._stopping = True
+        self._wake.set()
+        await asyncio.to_thread(self._thread.join, _DISK_S)
+        if self._thread.is_alive():
+            raise self._stalled()
         try:
-            self.record(Closed())
-            await self.flush_local()
-        finally:
-            self._stopping = True
-            self._wake.set()
-            await asyncio.to_thread(self._thread.join, _DISK_S)
-        try:
-            await asyncio.to_thread(self._segments.end)
+            await asyncio.to_thread(self._write_last)
         finally:
             self._segments.release()
         await self._upload()
@@ -128,11 +126,7 @@ class LedgerWriter:
         """
         if self._failure is not None:
             raise StoreError(str(self._failure)) from self._failure
-        line = self._encode(msgspec.structs.replace(event, t=round(self._wall(), 3)))
-        if len(line) >= MAX_LINE_BYTES:
-            msg = f"a fact of {len(line)} bytes does not fit the ledger: {line[:100]!r}"
-            raise ValueError(msg)
-        self._lines.append(line + b"\n")
+        self._lines.append(self._line(event))
 
     async def flush(self) -> None:
         """Return when every fact recorded so far is in the run directory."""
@@ -179,6 +173,19 @@ class LedgerWriter:
             for waiter in waiters:
                 if waiter.set_running_or_notify_cancel():
                     waiter.set_exception(self._failure) if self._failure else waiter.set_result(None)
+
+    def _line(self, event: msgspec.Struct) -> bytes:
+        line = self._encode(msgspec.structs.replace(event, t=round(self._wall(), 3)))
+        if len(line) >= MAX_LINE_BYTES:
+            msg = f"a fact of {len(line)} bytes does not fit the ledger: {line[:100]!r}"
+            raise ValueError(msg)
+        return line + b"\n"
+
+    def _write_last(self) -> None:
+        """Write `closed` and the segment's end at once: a ledger that has the one without the other was cut."""
+        self._write_lines()
+        self._segments.append([self._line(Closed())])
+        self._segments.end()
 
     def _write_lines(self) -> None:
         self._segments.write()
