@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from run_kit import COIN, FROM_NOTHING, ONCE, TASK, TEST, start
+from s3_kit import endpoint
+
+__all__ = ["endpoint"]
 
 settings.register_profile("etude", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("etude")

@@ -38,9 +38,9 @@ async def hangs(waiting) -> bool:
     return False
 
 
-async def until(holds) -> None:
+async def until(holds, *, within_s=20.0) -> None:
     """Wait until a condition holds that another thread or process brings about, and offers no event for."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(within_s):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 

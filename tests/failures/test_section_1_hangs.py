@@ -29,6 +29,8 @@ from etude.rollout.worker import RolloutWorker
 from etude.runtime.fleet import sandboxes
 from etude.runtime.inspection import Expected, Observation, defect
 from etude.runtime.leases import LeaseBook
+from etude.runtime.pulse import Pulse
+from etude.runtime.services import read_controller
 from etude.runtime.supervisor import Program, Supervisor
 from etude.runtime.watch import watching
 from etude.sampling.client import SamplerClient
@@ -68,27 +70,6 @@ def program(tmp_path, code, name="pool-0", kind="sampler"):
     return Program(name=name, kind=kind, command=command, log=tmp_path / f"{name}.log", environment={})
 
 
-class Lag:
-    """How late the event loop was at most, while the block ran."""
-
-    def __init__(self):
-        self.seconds = 0.0
-
-    async def __aenter__(self):
-        self.meter = asyncio.create_task(self.measure())
-        return self
-
-    async def __aexit__(self, *_):
-        await asyncio.sleep(0)
-        self.meter.cancel()
-
-    async def measure(self):
-        while True:
-            before = monotonic()
-            await asyncio.sleep(0.01)
-            self.seconds = max(self.seconds, monotonic() - before - 0.01)
-
-
 SPIN = "import threading, time\nthreading.Thread(target=time.sleep, args=(9,)).start()\nwhile True: sum(range(10**6))\n"
 
 
@@ -105,30 +86,47 @@ def spinning_task(directory, **limits):
     return msgspec.structs.replace(task("spin", **limits), path=str(directory))
 
 
+def beats(directory):
+    async def holds():
+        return await read_controller(FileStore(directory)) is not None
+
+    return holds
+
+
+def said(notes):
+    async def holds():
+        return bool(notes)
+
+    return holds
+
+
 @pytest.mark.slow
 @pytest.mark.row("P-1")
 async def test_rewards_and_agents_that_sleep_or_spin_do_not_block_the_event_loop(tmp_path):
-    """A reward that burns a processor for seconds runs in its sandbox: the event loop goes on within a second."""
-    async with Lag() as lag:
+    """A reward that burns a processor runs in its sandbox, and blocking the loop sets an alarm."""
+    alarms = []
+    async with Pulse(FileStore(tmp_path / "run"), note=alarms.append) as pulse:
+        await until(beats(tmp_path / "run"))
         # The mistake: the reward is a function that the loop calls.
-        await asyncio.sleep(0.05)
-        threading.Event().wait(1.2)
-        await asyncio.sleep(0.05)
-    assert lag.seconds > 1.0
+        threading.Event().wait(1.7)
+        await until(said(alarms))
+        assert pulse.worst_lag() > 1.0
+    assert alarms[0].startswith("the event loop stood still for")
 
     backend = await LocalBackend.start()
     try:
         spinning = spinning_task(tmp_path, verifier_timeout_s=1.5, agent_timeout_s=1.5)
-        async with Lag() as lag:
+        async with Pulse(FileStore(tmp_path / "run"), note=alarms.append) as pulse:
             async with backend.create(spinning) as sandbox:
                 grading = asyncio.create_task(HarborGrader(backend).grade(spinning, {}))
                 ended = await sandbox.execute(["python3", "-I", "-S", "-c", SPIN], timeout_s=1.5)
             grade = await grading
+            assert pulse.worst_lag() < 1.0
     finally:
         await backend.close()
     assert ended.timed_out
     assert (grade.reward, grade.failure.partition(":")[0]) == (None, "tests_timeout")
-    assert lag.seconds < 1.0
+    assert len(alarms) == 1
 
 
 @pytest.mark.row("P-2")
