@@ -183,8 +183,13 @@ def judge(case: Case) -> tuple[Finding, ...]:
 
 async def _read(store: ObjectStore, facts: Facts, *, quick: bool) -> tuple[Case, list[str]]:
     keys = await store.list("")
-    snapshot = await _snapshot(store)
+    snapshot = await take_snapshot(store)
     await load_ledger(store, facts)
+    return await examine(store, facts, snapshot, keys, quick=quick), keys
+
+
+async def examine(store: ObjectStore, facts: Facts, snapshot: Snapshot, keys: list[str], *, quick: bool) -> Case:
+    """Look at all that the facts speak of, and at these files; return what can be judged then."""
     order_controllers(facts)
     fold = TicketFold(facts)
     fold.run()
@@ -196,10 +201,11 @@ async def _read(store: ObjectStore, facts: Facts, *, quick: bool) -> tuple[Case,
     index(facts)
     await look_at_weights(store, facts, rebuild=not quick)
     account_for_tokens(case)
-    return case, keys
+    return case
 
 
-async def _snapshot(store: ObjectStore) -> Snapshot:
+async def take_snapshot(store: ObjectStore) -> Snapshot:
+    """Read what is replaced as the run goes on."""
     config = await _optional(store, CONFIG_KEY)
     try:
         head = await read_head(store)

@@ -83,7 +83,7 @@ def versions_are_intact(case: Case, tally: Tally) -> None:
     for lineage, version, problem, same, rebuilt in facts.rows(query):
         place = f"{lineage} version {version}"
         if problem is None:
-            if case.crashed and _is_last(case, lineage, version):
+            if _was_cut_short(case, lineage, version):
                 tally.note("a version whose publication was cut short by a crash")
                 tally.check()
             else:
@@ -96,8 +96,14 @@ def versions_are_intact(case: Case, tally: Tally) -> None:
                 tally.note("not rebuilt (--quick)")
 
 
-def _is_last(case: Case, lineage: str, version: int) -> bool:
-    return case.facts.one("SELECT max(version) FROM published WHERE lineage = ?", lineage) == version
+def _was_cut_short(case: Case, lineage: str, version: int) -> bool:
+    """Whether whoever published this version last may have died before its manifest was written."""
+    query = (
+        "SELECT max(closed), (SELECT max(version) FROM published WHERE lineage = ?1) FROM published "
+        "JOIN writer USING (w) WHERE lineage = ?1 AND version = ?2"
+    )
+    closed, newest = next(case.facts.rows(query, lineage, version))
+    return not closed and newest == version
 
 
 def replicas_hold_what_was_published(case: Case, tally: Tally) -> None:
