@@ -61,7 +61,7 @@ LIES = [
     ("tasks_in_order", "UPDATE admitted SET task = 'task-0'"),
     ("tasks_in_order", "UPDATE admitted SET n = -n"),
     ("tasks_once", "DELETE FROM admitted WHERE ticket = 2"),
-    ("tasks_once", f"INSERT INTO group_lost VALUES({SECOND}, 30, 0, 0, 'why not')"),
+    ("tasks_once", f"INSERT INTO group_lost(w, n, t, ticket, reason) VALUES({SECOND}, 30, 0, 0, '?')"),
     ("tasks_once", "UPDATE group_lost SET reason = ''"),
     ("tasks_once", "UPDATE resumed SET restarted = '[0]'"),
     ("groups_once", "UPDATE group_taken SET ticket = 0 WHERE ticket = 3"),
