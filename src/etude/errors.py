@@ -13,14 +13,16 @@ The tree::
     ├── StoreError             an object is missing, damaged or not writable: exit code 4
     │   ├── IntegrityError     bytes are not what their digest says
     │   ├── ObjectMissingError no object has that key
-    │   └── ObjectExistsError  a write-once object is there already
+    │   ├── ObjectExistsError  a write-once object is there already
+    │   └── VersionTakenError  a policy version of that number is published with other bytes
     ├── SamplerError           a sampler cannot serve the request
     │   ├── VersionUnavailableError   it does not hold the version asked for (HTTP 409)
     │   ├── ContextOverflowError      prompt and answer do not fit its window (HTTP 400)
     │   ├── SampleRequestError        the request makes no sense (HTTP 400)
     │   └── SamplerBusyError          its queue is full (HTTP 429)
     └── RunError               the run cannot go on: exit code 1
-        └── NoSignalError      every reward of the run is the same
+        ├── NoSignalError      every reward of the run is the same
+        └── TrainerLostError   the trainer is gone; another one can be brought to where it was
 
 A message says what happened, where, and what to do next.
 """
@@ -104,8 +106,16 @@ class NoSignalError(RunError):
     """All rewards are equal, so there is nothing to learn from."""
 
 
+class TrainerLostError(RunError):
+    """The trainer does not answer any more; whether it did what it was asked is not known."""
+
+
 class ObjectExistsError(StoreError):
     """A write-once object is there already."""
+
+
+class VersionTakenError(StoreError):
+    """A version of that number is published with other bytes, or a newer one is: a new lineage can go on."""
 
 
 class ObjectMissingError(StoreError):

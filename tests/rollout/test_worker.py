@@ -134,12 +134,16 @@ async def test_stopped_groups_stay_in_flight_and_are_played_first_after_a_resume
     assert len(stuck.cancelled) == 8
     assert [ticket.task_id for ticket in buffer.in_flight] == ["t0", "t1"]
     again = SlotBuffer.restore(buffer.state(), {}, groups_per_step=2, max_staleness=0)
+
+    async def keep(_ticket: Ticket, _played: PlayedGroup) -> None:
+        ends.set()
+
     worker = RolloutWorker(
         player=ScriptedPlayer(lambda _task, _index, _attempt: SCORED),
         buffer=again,
         plan=PLAN,
         concurrency=8,
-        on_group=lambda _ticket, _played: ends.set(),
+        on_group=keep,
     )
     async with asyncio.timeout(20):
         running = asyncio.create_task(worker.run(Endless(), resumed={"t0": task("t0"), "t1": task("t1")}))

@@ -22,6 +22,12 @@ def oldest_version(trajectories: Iterable[Trajectory]) -> int | None:
     return min((run.version for run in runs if run.count), default=None)
 
 
+def newest_version(trajectories: Iterable[Trajectory]) -> int | None:
+    """Return the highest version that any token was drawn with; None when none was drawn."""
+    runs = (run for trajectory in trajectories for node in trajectory.nodes for run in node.completion.versions)
+    return max((run.version for run in runs if run.count), default=None)
+
+
 def group_staleness(group: Group, version: int) -> int:
     """Return the versions between the group's oldest token and `version`, which it is trained into; waiting counts."""
     oldest = oldest_version(group.trajectories)

@@ -165,6 +165,15 @@ class SlotBuffer:
         self._taken.append(ticket)
         return group
 
+    def retake(self, number: int) -> Group:
+        """Return the finished group of a ticket that was in the step being built when the run was interrupted."""
+        if number not in self._ready or not self._remaining:
+            msg = f"ticket {number} cannot join the step to version {self._version + 1} again"
+            raise ValueError(msg)
+        ticket, group = self._ready.pop(number)
+        self._taken.append(ticket)
+        return group
+
     async def take(self, trainer_version: int) -> Group:
         """Wait for the next group of the step built from `trainer_version`.
 

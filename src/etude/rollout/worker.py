@@ -1,7 +1,7 @@
 """Keeps the slots of a buffer full of groups being played."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from etude.errors import EndOfTasksError, EtudeError, HarnessError, RunError
 from etude.interfaces import RolloutPlayer, TaskSource
@@ -21,12 +21,14 @@ class RolloutWorker:
         plan: GroupPlan,
         concurrency: int,
         max_lost_in_a_row: int = 16,
-        on_group: Callable[[Ticket, PlayedGroup], None] | None = None,
+        on_admit: Callable[[Ticket], None] = lambda _: None,
+        on_group: Callable[[Ticket, PlayedGroup], Awaitable[None]] | None = None,
     ) -> None:
         """`concurrency` bounds the attempts, and so the sandboxes, alive at once.
 
         After `max_lost_in_a_row` groups without a single good one, `run` raises: nothing will come of waiting.
-        `on_group` hears of every group that ended, lost ones included, before the buffer does.
+        `on_admit` hears of every new ticket at once. `on_group` hears of every group that ended, lost ones included;
+        the buffer does when it has returned, so that what it keeps is kept before anybody trains on it.
         """
         self._player = player
         self._buffer = buffer
@@ -34,6 +36,7 @@ class RolloutWorker:
         self._concurrency = asyncio.Semaphore(concurrency)
         self._max_lost_in_a_row = max_lost_in_a_row
         self._lost_in_a_row = 0
+        self._on_admit = on_admit
         self._on_group = on_group
         self._stopping = asyncio.Event()
 
@@ -65,13 +68,14 @@ class RolloutWorker:
                     self._buffer.close()
                     return
                 ticket = self._buffer.admit(task.task_id)
+                self._on_admit(ticket)
                 groups.create_task(self._play(ticket, task), name=ticket.group_id)
 
     async def _play(self, ticket: Ticket, task: Task) -> None:
         """Play one group and hand it to the buffer."""
         played = await play_group(self._player, task, ticket, self._plan, concurrency=self._concurrency)
         if self._on_group is not None:
-            self._on_group(ticket, played)
+            await self._on_group(ticket, played)
         if not played.lost:
             self._lost_in_a_row = 0
             self._buffer.finish(ticket, played.group)

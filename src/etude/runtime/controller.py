@@ -7,7 +7,8 @@
     loop       waits for                                    who unblocks it
     admit      a free slot (`SlotBuffer.wait_for_slot`)     served, a lost group
     roll out   samplers, sandboxes, graders                 each has its own deadline
-    train      a group that may be taken (`take`)           roll out
+    train      a group that may be taken (`take`),          roll out,
+               a trainer that died (`_bring_back`)          the supervisor
     served     nothing: looks every `weights.poll_s`        -
 
 The trainer is the finite clock: when it has taken its steps the other loops are stopped. Any loop that ends by itself
@@ -15,24 +16,28 @@ ends the run with its error.
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from time import perf_counter
 
 from etude.algorithm.advantages import centred, is_graded, standardised
 from etude.algorithm.staleness import group_staleness
 from etude.config import RunConfig
-from etude.errors import NoSignalError, RunError
+from etude.errors import NoSignalError, RunError, TaskError, TrainerLostError
 from etude.interfaces import MetricSink
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.group import GroupPlan, PlayedGroup
 from etude.rollout.worker import RolloutWorker
-from etude.runtime.checkpoints import Checkpoint, latest_checkpoint, write_checkpoint
+from etude.runtime.checkpoints import Checkpoint, delete_old_checkpoints, write_checkpoint
 from etude.runtime.directory import RunDirectory
 from etude.runtime.fleet import Fleet
+from etude.runtime.journal import Journal
+from etude.runtime.recovery import Found, Recovery
 from etude.runtime.step_metrics import Rate, of_groups, of_samplers
-from etude.store.groups import decode_group, group_key
 from etude.tasks.source import SeededTaskSource
 from etude.telemetry.console import Console
+from etude.telemetry.events import Admitted, GroupLost, GroupTaken, VersionMade
 from etude.training.client import TrainerClient
+from etude.training.records import StepRequest
 from etude.types import Group, StepReport, Task
 from etude.weights.reader import read_head
 
@@ -40,6 +45,9 @@ _HOPELESS_STEPS = 5
 """Steps in which every rollout had the same reward, after which a run stops."""
 
 _SERVED_WITHIN_S = 120.0
+
+Reconnect = Callable[[], Awaitable[TrainerClient]]
+"""Waits for the trainer's next life."""
 
 
 class Controller:
@@ -52,30 +60,44 @@ class Controller:
         config: RunConfig,
         fleet: Fleet,
         trainer: TrainerClient,
+        reconnect: Reconnect,
+        journal: Journal,
+        found: Found,
+        recovery: Recovery,
         tasks: list[Task],
         sink: MetricSink,
         console: Console,
     ) -> None:
+        """Go on from what was `found`, to which `recovery` has brought the trainer."""
         self._run = run
         self._config = config
         self._fleet = fleet
         self._trainer = trainer
+        self._reconnect = reconnect
+        self._journal = journal
+        self._found = found
+        self._recovery = recovery
         self._tasks = {task.task_id: task for task in tasks}
         self._source = SeededTaskSource(tasks, seed=config.run.seed)
         self._sink = sink
         self._console = console
-        self._lineage = ""
+        self._groups: list[Group] = []
+        """Of the step being built, in its order."""
+        self._num_sent = 0
+        """Of them that the trainer has."""
+        self._is_lost = False
+        """The trainer is gone, and not yet back."""
+        self._waited_s = 0.0
         self._played: list[PlayedGroup] = []
         self._steps_without_signal = 0
         self._draining = asyncio.Event()
-        self._seconds_before = 0.0
         self._started = perf_counter()
         self._drawn = Rate(0.0)
 
     @property
     def seconds(self) -> float:
         """That the stage took so far, over all the times that it was started."""
-        return self._seconds_before + perf_counter() - self._started
+        return self._found.seconds + perf_counter() - self._started
 
     def drain(self) -> None:
         """Ask for an orderly end: the step under way is finished and saved, rollouts in flight are given up."""
@@ -89,53 +111,64 @@ class Controller:
             HarnessError: The harness cannot start in any sandbox.
             RunError: No group is played to a reward, or a part of the run cannot go on; the message names it.
         """
-        buffer, step = await self._open_buffer()
+        buffer = await self._open_buffer()
         total = self._config.trainer.steps
-        if step >= total:
+        self._drawn = Rate(of_samplers(await self._fleet.statuses())["sampling/tokens_drawn"])
+        completed = self._recovery.completed()
+        if completed is not None:
+            await self._record(buffer, completed, {"trainer/wait_s": 0.0})
+        if buffer.version >= total:
             return True
-        self._drawn = Rate(of_samplers(await self._fleet.router.status())["sampling/tokens_drawn"])
         worker = RolloutWorker(
             player=self._fleet.player,
             buffer=buffer,
             plan=self._plan(),
             concurrency=self._config.environment.concurrency,
-            on_group=self._note_group,
+            on_admit=self._note_admitted,
+            on_group=self._keep_group,
         )
         async with asyncio.TaskGroup() as loops:
             playing = loops.create_task(worker.run(self._source, resumed=self._tasks), name="roll out")
             serving = loops.create_task(self._watch_served(buffer), name="served")
-            while step < total and not self._draining.is_set():
-                step = await self._take_step(buffer)
+            while buffer.version < total and not self._draining.is_set():
+                await self._take_step(buffer)
+                step = buffer.version
                 if step % self._config.checkpoint.every == 0 or step == total or self._draining.is_set():
-                    await self._checkpoint(buffer, step)
+                    await self._insist(self._checkpoint)
             worker.stop()
             await playing
             serving.cancel()
-        return step >= total
+        return buffer.version >= total
 
-    async def _open_buffer(self) -> tuple[SlotBuffer, int]:
-        """Return the buffer and the step to go on from, with the task source where it was."""
-        status = await self._trainer.health()
+    async def _open_buffer(self) -> SlotBuffer:
+        """Return the buffer to go on with, and bring the task source and the step under way to where they were."""
+        await self._insist(self._find_trainer)
         head = await read_head(self._run.store)
-        if head is None or head.version != status.version:
-            msg = f"weights/head of {self._run.url} is not the trainer's version {status.version}; see logs/trainer.log"
-            raise RunError(msg)
-        self._lineage = head.lineage
-        shape = {
-            "groups_per_step": self._config.rollout.groups_per_step,
-            "max_staleness": self._config.rollout.max_staleness,
-        }
-        checkpoint = await latest_checkpoint(self._run.store)
+        assert head is not None
         await self._fleet.wait_until_served(head)
-        if checkpoint is None:
-            return SlotBuffer(**shape, version=status.version), status.step
-        self._source.restore(checkpoint.cursor)
-        self._seconds_before = checkpoint.seconds
-        keys = [group_key(ticket.admitted_version, ticket.group_id) for ticket in checkpoint.buffer.finished]
-        groups = [decode_group(await self._run.store.get(key)) for key in keys]
-        buffer = SlotBuffer.restore(checkpoint.buffer, {group.group_id: group for group in groups}, **shape)
-        buffer.served(status.version)
-        return buffer, status.step
+        state = self._journal.state
+        if self._found.cursor is not None:
+            self._source.restore(self._found.cursor)
+        for name in self._found.admitted:
+            task = self._source.next_task()
+            if task.task_id != name:
+                msg = f"the ledger says that task {name} was given out, and the task source gives {task.task_id}"
+                raise TaskError(f"{msg}: bring the task directory back to what it was, or start a new run")
+        groups = [await self._recovery.group(ticket) for ticket in (*state.finished, *state.taken)]
+        buffer = SlotBuffer.restore(
+            state.buffer(),
+            {group.group_id: group for group in groups},
+            groups_per_step=self._config.rollout.groups_per_step,
+            max_staleness=self._config.rollout.max_staleness,
+        )
+        self._groups = [buffer.retake(ticket.number) for ticket in state.taken]
+        return buffer
+
+    async def _find_trainer(self) -> None:
+        """Raise `TrainerLostError` unless the trainer is where it was brought: it may have died since."""
+        status = await self._trainer.health()
+        if status.version != self._journal.state.version or status.pending_groups:
+            raise TrainerLostError(f"the trainer is at version {status.version}, it was started anew")
 
     def _plan(self) -> GroupPlan:
         rollout = self._config.rollout
@@ -146,11 +179,16 @@ class Controller:
             retries=rollout.retries,
         )
 
-    def _note_group(self, ticket: Ticket, played: PlayedGroup) -> None:
-        del ticket
+    def _note_admitted(self, ticket: Ticket) -> None:
+        self._journal.record(Admitted(ticket=ticket.number, task=ticket.task_id, version=ticket.admitted_version))
+
+    async def _keep_group(self, ticket: Ticket, played: PlayedGroup) -> None:
+        """Return when a finished group survives a crash."""
         self._played.append(played)
-        if not played.lost:
-            self._fleet.recorder.group(played.group, self._advantages(played.group))
+        if played.lost:
+            self._journal.record(GroupLost(ticket=ticket.number, reason=played.lost))
+        else:
+            await self._fleet.recorder.keep_group(played.group, self._advantages(played.group))
 
     def _advantages(self, group: Group) -> list[float | None]:
         """Return advantages for the record; the trainer computes its own in the same way."""
@@ -162,31 +200,83 @@ class Controller:
             made = iter(centred(known, group_size=self._config.rollout.group_size))
         return [None if reward is None else next(made) for reward in rewards]
 
-    async def _take_step(self, buffer: SlotBuffer) -> int:
-        """Train on groups as they become ready, make the next version, and return the step that made it."""
+    async def _take_step(self, buffer: SlotBuffer) -> None:
+        """Train on groups as they become ready, and make the next version, however often the trainer dies over it."""
         version = buffer.version
-        waited = 0.0
-        staleness: list[int] = []
-        for _ in range(buffer.groups_per_step):
-            before = perf_counter()
-            group = await buffer.take(version)
-            waited += perf_counter() - before
-            staleness.append(group_staleness(group, version))
-            await self._trainer.forward_backward([group])
-        report = await self._trainer.optim_step()
+        report = None
+        while report is None:
+            try:
+                await self._fill_step(buffer)
+                report = await self._trainer.optim_step(StepRequest(lineage=self._journal.state.lineage))
+                made = VersionMade(lineage=self._journal.state.lineage, version=report.version, step=report.step)
+                self._journal.record(made)
+            except TrainerLostError as error:
+                await self._bring_back(error)
+                report = self._recovery.completed()
+        await self._journal.flush()
+        staleness = [group_staleness(group, version) for group in self._groups]
+        consumed = {"trainer/wait_s": self._waited_s, "staleness/max_versions": float(max(staleness))}
+        self._groups, self._num_sent, self._waited_s = [], 0, 0.0
         buffer.trained(report.version)
-        consumed = {"trainer/wait_s": waited, "staleness/max_versions": float(max(staleness))}
         await self._record(buffer, report, consumed)
-        return report.step
+
+    async def _fill_step(self, buffer: SlotBuffer) -> None:
+        """Send the trainer all groups of the step that it does not have; the ledger has them all when this returns."""
+        await self._send()
+        while len(self._groups) < buffer.groups_per_step:
+            if self._config.run.deterministic:
+                rest = [await self._taken(buffer) for _ in range(len(self._groups), buffer.groups_per_step)]
+                rest.sort(key=lambda group: group.ticket)
+            else:
+                rest = [await self._taken(buffer)]
+            for group in rest:
+                self._journal.record(GroupTaken(ticket=group.ticket, version=buffer.version))
+            self._groups += rest
+            await self._send()
+        await self._journal.flush()
+
+    async def _taken(self, buffer: SlotBuffer) -> Group:
+        before = perf_counter()
+        group = await buffer.take(buffer.version)
+        self._waited_s += perf_counter() - before
+        return group
+
+    async def _send(self) -> None:
+        while self._num_sent < len(self._groups):
+            await self._trainer.forward_backward([self._groups[self._num_sent]])
+            self._num_sent += 1
+
+    async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what needs the trainer again until it did not die over it."""
+        while True:
+            try:
+                return await work()
+            except TrainerLostError as error:
+                await self._bring_back(error)
+
+    async def _bring_back(self, error: TrainerLostError) -> None:
+        """Wait for the trainer's next life, and bring it to where the run stands; rollouts go on meanwhile."""
+        self._console.note(f"{error}; rollouts go on until it is back")
+        self._is_lost = True
+        while self._is_lost:
+            self._trainer = await self._reconnect()
+            try:
+                await self._recovery.bring_back(self._trainer)
+            except TrainerLostError as again:
+                self._console.note(f"{again}; waiting for it once more")
+            else:
+                self._is_lost = False
+        self._num_sent = 0
+        self._console.note(f"the trainer is back at version {self._journal.state.version}")
 
     async def _record(self, buffer: SlotBuffer, report: StepReport, consumed: dict[str, float]) -> None:
         played, self._played = self._played, []
-        samplers = of_samplers(await self._fleet.router.status())
+        samplers = of_samplers(await self._fleet.statuses())
         row = {
             "stage": "train",
             "step": report.step,
             "version": report.version,
-            "lineage": self._lineage,
+            "lineage": self._journal.state.lineage,
             "trainer/loss": report.loss,
             "trainer/groups_count": float(report.num_groups),
             "trainer/samples_count": float(report.num_samples),
@@ -225,21 +315,29 @@ class Controller:
         """Tell the buffer what the samplers serve; raise `RunError` when they stop following the trainer."""
         behind_since = perf_counter()
         while True:
-            served = await self._fleet.served_version(self._lineage)
+            served = await self._fleet.served_version(self._journal.state.lineage)
             if served is not None:
                 buffer.served(served)
-            if served == buffer.version:
+            if served == buffer.version or self._is_lost:
                 behind_since = perf_counter()
             if perf_counter() - behind_since > _SERVED_WITHIN_S:
                 msg = f"a sampler still serves version {served}, but the trainer is at {buffer.version}"
                 raise RunError(f"{msg}; see {self._fleet.logs}/sampler-*.log")
             await asyncio.sleep(self._config.weights.poll_s / 2)
 
-    async def _checkpoint(self, buffer: SlotBuffer, step: int) -> None:
-        """Save what the stage resumes from; the pointer to it is written last."""
-        await self._trainer.checkpoint()
-        state, cursor = buffer.state(), self._source.cursor()
+    async def _checkpoint(self) -> None:
+        """Save what the stage resumes from."""
+        files = await self._trainer.checkpoint()
         await self._fleet.recorder.flush()
         await self._run.keep_metrics()
-        checkpoint = Checkpoint(step=step, cursor=cursor, buffer=state, seconds=self.seconds)
-        await write_checkpoint(self._run.store, checkpoint)
+        state = self._journal.state
+        checkpoint = Checkpoint(
+            step=state.version,
+            cursor=self._source.cursor(),
+            state=state,
+            position=self._journal.position,
+            seconds=self.seconds,
+        )
+        await write_checkpoint(self._run.store, self._journal, checkpoint, files)
+        for warning in await delete_old_checkpoints(self._run.store, self._journal, self._config.checkpoint):
+            self._console.note(f"warning: {warning}")

@@ -3,7 +3,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from time import perf_counter
 from typing import Literal
@@ -12,23 +12,26 @@ import msgspec
 
 from etude.config import RunConfig
 from etude.dashboard.report import write_report
-from etude.errors import RunError
-from etude.interfaces import Ledger
-from etude.runtime.checkpoints import latest_checkpoint
+from etude.errors import ObjectMissingError, RunError, TrainerLostError
+from etude.evaluation.suite import report_key
 from etude.runtime.controller import Controller
 from etude.runtime.directory import EvalSummary, RunDirectory
-from etude.runtime.fleet import START_S, Fleet, open_fleet, sandboxes, trainer_program
+from etude.runtime.fleet import Fleet, open_fleet, sandboxes, trainer_program
+from etude.runtime.journal import open_journal
 from etude.runtime.learning import pretrain, sft
 from etude.runtime.leases import LeaseBook
 from etude.runtime.measuring import measure
 from etude.runtime.recorder import Recorder
+from etude.runtime.recovery import Found, Recovery, look_back
+from etude.runtime.sealing import seal, sizes_and_digests
 from etude.runtime.services import ledger_end
 from etude.runtime.settings import Settings
 from etude.runtime.supervisor import Supervisor
 from etude.runtime.task_sets import TaskSets, task_sets
 from etude.runtime.watch import telling_waits, watching
+from etude.store.ledger_format import read_run_id
 from etude.telemetry.console import Console
-from etude.telemetry.doubles import NO_LEDGER
+from etude.telemetry.events import EvalEnded, StageEnded, StageStarted
 from etude.telemetry.sink import JsonlSink
 from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
@@ -61,7 +64,10 @@ class StageRunner:
         self._fleet: Fleet | None = None
         self._trainer: TrainerClient | None = None
         self._supervisor: Supervisor | None = None
-        self._ledger: Ledger = NO_LEDGER
+        self._services = AsyncExitStack()
+        """Ends before the ledger does: what it leaves is part of the seal."""
+        self._found: Found | None = None
+        self._recovery: Recovery | None = None
         self._tasks: TaskSets | None = None
 
     async def __aenter__(self) -> "StageRunner":
@@ -69,14 +75,23 @@ class StageRunner:
         self._sink = JsonlSink(await self._run.fetch_metrics())
         self._stack.callback(self._sink.close)
         try:
+            # A ledger of a newer etude is told before anything is written.
+            with suppress(ObjectMissingError):
+                await read_run_id(self._run.store)
             await self._run.adopt(self._settings)
+            self._journal, self._log = await self._stack.enter_async_context(open_journal(self._run))
         except BaseException:
             await self._stack.aclose()
             raise
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            await self._services.aclose()
+            if kind is None or kind is Drained:
+                await seal(self._run.store, self._journal)
+        finally:
+            await self._stack.aclose()
 
     async def run(self, stages: tuple[Stage, ...]) -> None:
         """Run these stages in turn; an evaluation counts as `before` training or `after` by its place.
@@ -119,6 +134,8 @@ class StageRunner:
         if await self._is_done(stage, when):
             self._console.note(f"{stage} is done")
             return
+        name = f"eval_{when}" if stage == "eval" else stage
+        self._journal.record(StageStarted(stage=name))
         started = perf_counter()
         if stage in LEARNING:
             with _interruptible():
@@ -129,14 +146,14 @@ class StageRunner:
             seconds = perf_counter() - started
         else:
             seconds = await self._train()
-        await self._note_done(f"eval_{when}" if stage == "eval" else stage, seconds)
+        await self._note_done(name, seconds, await self._left_by(stage))
 
     async def _is_done(self, stage: Stage, when: str) -> bool:
         """Whether there is nothing left to do; a run whose `trainer.steps` were raised goes on."""
         summary = await self._run.summary(seed=self._config.run.seed)
         if stage == "train":
-            checkpoint = await latest_checkpoint(self._run.store)
-            return stage in summary.stages and checkpoint is not None and checkpoint.step >= self._config.trainer.steps
+            head = await read_head(self._run.store)
+            return stage in summary.stages and head is not None and head.version >= self._config.trainer.steps
         if stage == "eval" and when == "after" and when in summary.eval:
             head = await read_head(self._run.store)
             return head is not None and summary.eval[when].version == head.version
@@ -146,7 +163,17 @@ class StageRunner:
         work = pretrain if stage == "pretrain" else sft
         await work(self._run, self._config, self._sink, self._console)
 
-    async def _note_done(self, name: str, seconds: float) -> None:
+    async def _left_by(self, stage: Stage) -> dict[str, str]:
+        """Return the digests of a stage's files by key."""
+        store = self._run.store
+        head = await read_head(store) if stage == "eval" else None
+        keys = await store.list(f"policy/{stage}") if stage in LEARNING else []
+        keys += [report_key(head.version)] if head is not None else []
+        return {key: digest for key, (_, digest) in (await sizes_and_digests(store, keys)).items()}
+
+    async def _note_done(self, name: str, seconds: float, files: dict[str, str]) -> None:
+        self._journal.record(StageEnded(stage=name, seconds=round(seconds, 2), files=files))
+        await self._journal.flush()
         summary = await self._run.summary(seed=self._config.run.seed)
         stages = {**summary.stages, name: round(seconds, 2)}
         await self._run.write_summary(
@@ -168,6 +195,17 @@ class StageRunner:
             version=report.version,
         )
         when = when or ("before" if report.version == 0 else "after")
+        self._journal.record(
+            EvalEnded(
+                when=when,
+                version=report.version,
+                lineage=self._journal.state.lineage,
+                attempts=report.attempts,
+                tasks=report.tasks,
+                pass_rate=report.pass_rate,
+            )
+        )
+        await self._journal.flush()
         await self._run.write_summary(msgspec.structs.replace(summary, eval={**summary.eval, when: measured}))
         self._sink.record(
             {
@@ -182,11 +220,17 @@ class StageRunner:
     async def _train(self) -> float:
         """Train, and return the seconds that the stage took in all."""
         fleet, trainer = await self._open()
+        assert self._found is not None
+        assert self._recovery is not None
         controller = Controller(
             run=self._run,
             config=self._config,
             fleet=fleet,
             trainer=trainer,
+            reconnect=self._reconnect,
+            journal=self._journal,
+            found=self._found,
+            recovery=self._recovery,
             tasks=self._task_sets().train,
             sink=self._sink,
             console=self._console,
@@ -206,13 +250,13 @@ class StageRunner:
         """Start the processes that rollouts need, once for all stages."""
         if self._fleet is None or self._trainer is None:
             self._console.note("starting the trainer, the samplers and the sandboxes")
-            enter, note = self._stack.enter_async_context, self._console.note
+            enter, note = self._services.enter_async_context, self._console.note
             section = self._config.supervision
             leases = await enter(LeaseBook(self._run.store, lease_s=section.lease_s, note=note))
             read_end = partial(ledger_end, self._run.store)
-            supervisor = Supervisor(section, leases, ledger=self._ledger, read_end=read_end, note=note)
+            supervisor = Supervisor(section, leases, ledger=self._journal, read_end=read_end, note=note)
             self._supervisor = await enter(supervisor)
-            recorder = await enter(Recorder(self._run.store, self._ledger))
+            recorder = await enter(Recorder(self._run.store, self._journal))
             async with telling_waits(note), watching([self._supervisor]):
                 self._supervisor.start(trainer_program(self._run, self._config))
                 fleet = open_fleet(
@@ -228,10 +272,18 @@ class StageRunner:
         return self._fleet, self._trainer
 
     async def _bring_up_trainer(self) -> None:
-        """Return when the trainer's version is published."""
-        assert self._supervisor is not None
-        url = await self._supervisor.up("trainer", owner="etude run", deadline_s=START_S)
-        self._trainer = await self._stack.enter_async_context(TrainerClient(url))
+        """Return when the trainer stands where the run does, and its version is published."""
+        store, note = self._run.store, self._console.note
+        self._found = await look_back(store, self._log, note)
+        self._journal.begin(self._found.state)
+        groups_per_step = self._config.rollout.groups_per_step
+        self._recovery = Recovery(store, self._journal, groups_per_step=groups_per_step, note=note)
+        while True:
+            trainer = await self._reconnect()
+            try:
+                return await self._recovery.bring_back(trainer)
+            except TrainerLostError as error:
+                note(f"{error}; waiting for the trainer to be started again")
 
     async def _reconnect(self) -> TrainerClient:
         """Return a way to the trainer's next life, once it answers; raise `RunError` when that takes too long."""
@@ -239,7 +291,7 @@ class StageRunner:
         async with waiting("the trainer", owner="controller", on="supervisor", deadline_s=_TRAINER_BACK_S):
             while True:
                 url = await self._supervisor.up("trainer", owner="controller", deadline_s=_TRAINER_BACK_S)
-                client = await self._stack.enter_async_context(TrainerClient(url))
+                client = await self._services.enter_async_context(TrainerClient(url))
                 try:
                     await client.health()
                 except RunError:

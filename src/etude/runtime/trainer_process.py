@@ -1,4 +1,8 @@
-"""The trainer's process: the policy, its HTTP service, and the publisher of its versions."""
+"""The trainer's process: the policy, its HTTP service, and the publisher of its versions.
+
+It starts at the policy that RL starts from, and publishes nothing: the controller brings it to where the run stands
+(`runtime.recovery`).
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -6,21 +10,24 @@ from collections.abc import Mapping
 import torch
 
 from etude.config import RunConfig
-from etude.errors import StoreError
+from etude.interfaces import Ledger
 from etude.policy.files import load_policy
-from etude.runtime.checkpoints import latest_checkpoint, read_trainer_files, trainer_file_key
+from etude.runtime.checkpoints import read_trainer_files, trainer_file_key
 from etude.runtime.children import say_ready, until_parent_gone
 from etude.runtime.directory import RunDirectory
-from etude.training.checkpoint import restore
+from etude.store.ledger import LedgerWriter
+from etude.store.ledger_format import open_run_id
+from etude.telemetry.events import Published
 from etude.training.service import TrainerService
 from etude.training.trainer import Trainer, TrainerPlan
 from etude.weights.background import BackgroundPublisher
-from etude.weights.publisher import Publisher, new_lineage, open_publisher
-from etude.weights.reader import read_head
+from etude.weights.line import Line
+
+_ANNOUNCED_WITHIN_S = 60.0
 
 
 async def serve_trainer(url: str) -> None:
-    """Serve the trainer of a run until the parent process is gone; its newest version is published first."""
+    """Serve the trainer of a run until the parent process is gone."""
     await until_parent_gone(_open_and_serve(url))
 
 
@@ -28,61 +35,48 @@ async def _open_and_serve(url: str) -> None:
     run = RunDirectory.open(url)
     config = await run.config()
     torch.set_num_threads(config.trainer.threads)
-    trainer = await _open_trainer(run, config)
-    publisher = await _open_publisher(run, config, trainer)
-    background = BackgroundPublisher(publisher)
+    trainer = await _start(run, config)
+    async with await LedgerWriter.open(run.store, run.local, "trainer", await open_run_id(run.store)) as ledger:
+        publisher = _publisher(run, config, ledger)
+        service = TrainerService(
+            trainer,
+            publisher=publisher,
+            save_checkpoint=lambda step, files: asyncio.run(_save(run, step, files)),
+            load_checkpoint=lambda step: asyncio.run(read_trainer_files(run.store, step)),
+            ledger=ledger,
+        )
+        await service.start()
+        try:
+            say_ready(f"http://127.0.0.1:{service.port}", ledger.writer)
+            await asyncio.Event().wait()
+        finally:
+            await service.stop()
+            publisher.close()
 
-    def save(step: int, files: Mapping[str, bytes]) -> None:
-        asyncio.run(_save(run, step, files))
 
-    service = TrainerService(trainer, publisher=background, save_checkpoint=save)
-    await service.publish()
-    await service.start()
-    try:
-        say_ready(f"http://127.0.0.1:{service.port}")
-        await asyncio.Event().wait()
-    finally:
-        await service.stop()
-        background.close()
-
-
-async def _open_trainer(run: RunDirectory, config: RunConfig) -> Trainer:
-    """Return the trainer at the newest checkpoint, else at the policy that RL starts from."""
-    decoder = load_policy(await run.starting_policy(config))
+async def _start(run: RunDirectory, config: RunConfig) -> Trainer:
+    """Return the trainer at the policy that RL starts from."""
     plan = TrainerPlan(
         algorithm=config.algorithm,
         trainer=config.trainer,
         sampling=config.sampling,
         group_size=config.rollout.group_size,
     )
-    trainer = Trainer(decoder, plan)
-    checkpoint = await latest_checkpoint(run.store)
-    if checkpoint is not None:
-        restore(trainer, await read_trainer_files(run.store, checkpoint.step))
-    return trainer
+    return Trainer(load_policy(await run.starting_policy(config)), plan)
 
 
-async def _open_publisher(run: RunDirectory, config: RunConfig, trainer: Trainer) -> Publisher:
-    """Go on in the lineage of the head when it holds exactly these weights, else start a new one.
+def _publisher(run: RunDirectory, config: RunConfig, ledger: Ledger) -> BackgroundPublisher:
+    """Return the publisher, which works in threads with event loops of their own; the ledger stays with this one."""
+    loop = asyncio.get_running_loop()
 
-    A crash after the last checkpoint leaves newer versions behind: their numbers will be made again, from other
-    rollouts, so they must not share a lineage with what is made now.
-    """
-    head = await read_head(run.store)
+    async def announce(published: Published) -> None:
+        ledger.record(published)
+        flushed = asyncio.run_coroutine_threadsafe(ledger.flush(), loop)
+        await asyncio.to_thread(flushed.result, _ANNOUNCED_WITHIN_S)
+
     weights = config.weights
-    if head is not None and head.version == trainer.version:
-        publisher = await open_publisher(
-            run.store, lineage=head.lineage, dtype=weights.dtype, anchor_every=weights.anchor_every
-        )
-        try:
-            await publisher.publish(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
-        except StoreError:
-            pass
-        else:
-            return publisher
-    return await open_publisher(
-        run.store, lineage=new_lineage(head), dtype=weights.dtype, anchor_every=weights.anchor_every
-    )
+    line = Line(run.store, announce=announce, dtype=weights.dtype, anchor_every=weights.anchor_every)
+    return BackgroundPublisher(line=line)
 
 
 async def _save(run: RunDirectory, step: int, files: Mapping[str, bytes]) -> None:

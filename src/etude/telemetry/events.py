@@ -146,6 +146,8 @@ class CheckpointWritten(Event, frozen=True, tag="checkpoint_written"):
     lineage: str
     files: dict[str, str]
     """sha256 by key; written before the pointer moves to it."""
+    num_bytes: int = 0
+    """Of all files."""
 
 
 class CheckpointDeleted(Event, frozen=True, tag="checkpoint_deleted"):

@@ -1,5 +1,6 @@
 """What a trainer resumes from: safetensors and JSON, as files by name."""
 
+import hashlib
 from collections.abc import Mapping
 
 import msgspec
@@ -8,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from etude.errors import RunError, StoreError
+from etude.errors import IntegrityError, RunError, StoreError
 from etude.training.trainer import Trainer
 
 POLICY_FILE = "policy.safetensors"
@@ -38,8 +39,20 @@ def checkpoint(trainer: Trainer) -> dict[str, bytes]:
     }
 
 
+def digest_of(data: bytes) -> str:
+    """Return the sha256 by which a file is known again."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def check_files(files: Mapping[str, bytes], digests: Mapping[str, str]) -> None:
+    """Raise `IntegrityError` unless the files are those that were written."""
+    for name, digest in digests.items():
+        if name not in files or digest_of(files[name]) != digest:
+            raise IntegrityError(f"the checkpoint's {name} is not what was written; resume from an older one")
+
+
 def restore(trainer: Trainer, files: Mapping[str, bytes]) -> None:
-    """Take over a checkpoint's weights, optimizer state, step and version.
+    """Take over a checkpoint's weights, optimizer state, step and version; a step under way is forgotten.
 
     Raises:
         StoreError: A file is missing, damaged, or of another network; the trainer must not be used then.
@@ -52,6 +65,7 @@ def restore(trainer: Trainer, files: Mapping[str, bytes]) -> None:
     targets = trainer.tensors()
     if {name: tensor.shape for name, tensor in targets.items()} != {name: t.shape for name, t in policy.items()}:
         raise StoreError(f"the checkpoint's {POLICY_FILE} holds another network than the policy; is it another run's?")
+    trainer.discard()
     trainer.optimizer.restore(moments)
     with torch.no_grad():
         for name, target in targets.items():

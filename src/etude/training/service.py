@@ -10,17 +10,31 @@ import msgspec
 from aiohttp import web
 from torch import Tensor
 
-from etude.errors import EtudeError, HostError
-from etude.training.checkpoint import checkpoint
-from etude.training.records import Refusal
+from etude.errors import EtudeError, HostError, IntegrityError, ObjectMissingError, RunError
+from etude.interfaces import Ledger
+from etude.telemetry.doubles import NO_LEDGER
+from etude.telemetry.events import Trained
+from etude.training.checkpoint import check_files, checkpoint, digest_of, restore
+from etude.training.records import (
+    Compared,
+    PublishRequest,
+    Refusal,
+    RestoreRequest,
+    Settled,
+    StepRequest,
+    StoredFile,
+)
 from etude.training.trainer import Trainer
-from etude.types import Group, ScoreRequest, StepReport
+from etude.types import Group, Head, ScoreRequest, StepReport
 
 Result = TypeVar("Result")
 
 _STATUS_REFUSED = 409
 _GROUPS = msgspec.msgpack.Decoder(list[Group])
 _SCORE = msgspec.msgpack.Decoder(ScoreRequest)
+_STEP = msgspec.msgpack.Decoder(StepRequest)
+_PUBLISH = msgspec.msgpack.Decoder(PublishRequest)
+_RESTORE = msgspec.msgpack.Decoder(RestoreRequest)
 
 
 class WeightPublisher(Protocol):
@@ -34,9 +48,19 @@ class WeightPublisher(Protocol):
         """Wait until the version under way is published; raise what went wrong with it."""
         ...
 
+    def is_head(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the head names this version with exactly these bytes."""
+        ...
+
+    def settle(self, *, version: int, step: int, tensors: Mapping[str, Tensor], fork: str = "") -> tuple[Head, str]:
+        """Publish these weights in the head's lineage or a new one; return the head and why a lineage was opened."""
+        ...
+
 
 SaveCheckpoint = Callable[[int, Mapping[str, bytes]], None]
 """Stores the files of a checkpoint under its step."""
+LoadCheckpoint = Callable[[int], Mapping[str, bytes]]
+"""Returns the files of a checkpoint by name; raises `ObjectMissingError` when one is gone."""
 
 
 class TrainerService:
@@ -51,11 +75,17 @@ class TrainerService:
         *,
         publisher: WeightPublisher,
         save_checkpoint: SaveCheckpoint,
+        load_checkpoint: LoadCheckpoint,
+        ledger: Ledger = NO_LEDGER,
         max_body_bytes: int = 1 << 30,
     ) -> None:
+        """Serve `trainer`, which is at step 0. The ledger is told of every optimizer step before its caller is."""
         self._trainer = trainer
         self._publisher = publisher
         self._save_checkpoint = save_checkpoint
+        self._load_checkpoint = load_checkpoint
+        self._ledger = ledger
+        self._lineage = ""
         self._max_body_bytes = max_body_bytes
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._working = ""
@@ -73,7 +103,10 @@ class TrainerService:
         app.router.add_get("/health", self._health)
         app.router.add_post("/forward_backward", self._forward_backward)
         app.router.add_post("/optim_step", self._optim_step)
+        app.router.add_post("/compare", self._compare)
+        app.router.add_post("/publish", self._publish)
         app.router.add_post("/checkpoint", self._checkpoint)
+        app.router.add_post("/restore", self._restore)
         app.router.add_post("/score", self._score)
         try:
             listener = socket.create_server(("127.0.0.1", port))
@@ -84,11 +117,6 @@ class TrainerService:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listener).start()
-
-    async def publish(self) -> None:
-        """Publish the weights as they are, such as the version that a run starts from; return when they are out."""
-        await self._call("publish", self._start_publishing)
-        await self._call("publish", self._publisher.join)
 
     async def stop(self) -> None:
         """Close the port, finish the call being served, and wait for the version being published."""
@@ -111,8 +139,32 @@ class TrainerService:
             return _refused(web.HTTPBadRequest.status_code, f"the body is not a list of groups: {error}")
         return await self._answer("forward_backward", lambda: self._trainer.forward_backward(groups))
 
-    async def _optim_step(self, _request: web.Request) -> web.Response:
-        return await self._answer("optim_step", self._step_and_publish)
+    async def _optim_step(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            asked = _STEP.decode(body) if body else StepRequest()
+        except msgspec.MsgspecError as error:
+            return _refused(web.HTTPBadRequest.status_code, f"the body does not say how to end a step: {error}")
+        return await self._answer("optim_step", lambda: self._step(asked))
+
+    async def _compare(self, _request: web.Request) -> web.Response:
+        return await self._answer("compare", self._is_head)
+
+    async def _publish(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            asked = _PUBLISH.decode(body)
+        except msgspec.MsgspecError as error:
+            return _refused(web.HTTPBadRequest.status_code, f"the body does not say where to publish: {error}")
+        return await self._answer("publish", lambda: self._settle(asked))
+
+    async def _restore(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        try:
+            asked = _RESTORE.decode(body)
+        except msgspec.MsgspecError as error:
+            return _refused(web.HTTPBadRequest.status_code, f"the body does not name a checkpoint: {error}")
+        return await self._answer("restore", lambda: self._take_over(asked))
 
     async def _score(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -125,23 +177,61 @@ class TrainerService:
     async def _checkpoint(self, _request: web.Request) -> web.Response:
         return await self._answer("checkpoint", self._save)
 
-    def _step_and_publish(self) -> StepReport:
-        report = self._trainer.optim_step()
-        self._start_publishing()
+    def _step(self, asked: StepRequest) -> StepReport:
+        trainer = self._trainer
+        report = trainer.optim_step()
+        self._ledger.record(
+            Trained(
+                lineage=asked.lineage or self._lineage,
+                version=trainer.version,
+                step=trainer.step,
+                groups=trainer.made,
+                replayed=asked.replayed,
+            )
+        )
+        if asked.publish:
+            self._publisher.start(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
         return report
 
-    def _start_publishing(self) -> None:
+    def _is_head(self) -> Compared:
         trainer = self._trainer
-        self._publisher.start(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
+        same = self._publisher.is_head(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
+        return Compared(is_head=same)
 
-    def _save(self) -> None:
-        self._save_checkpoint(self._trainer.step, checkpoint(self._trainer))
+    def _settle(self, asked: PublishRequest) -> Settled:
+        trainer = self._trainer
+        head, why = self._publisher.settle(
+            version=trainer.version, step=trainer.step, tensors=trainer.tensors(), fork=asked.fork
+        )
+        self._lineage = head.lineage
+        return Settled(lineage=head.lineage, version=head.version, digest=head.digest, opened=why)
+
+    def _save(self) -> dict[str, StoredFile]:
+        files = checkpoint(self._trainer)
+        self._save_checkpoint(self._trainer.step, files)
+        return {name: StoredFile(num_bytes=len(data), digest=digest_of(data)) for name, data in files.items()}
+
+    def _take_over(self, asked: RestoreRequest) -> None:
+        """Stand where a checkpoint was written, or at the start."""
+        trainer = self._trainer
+        if asked.step:
+            files = self._load_checkpoint(asked.step)
+            check_files(files, asked.digests)
+            restore(trainer, files)
+            return
+        if trainer.step:
+            raise RunError(f"the trainer is at step {trainer.step} and cannot go back to the start: start it anew")
+        trainer.discard()
 
     async def _answer(self, name: str, work: Callable[[], object]) -> web.Response:
         try:
-            return _packed(await self._call(name, work))
+            answer = await self._call(name, work)
+            # What the caller does next depends on what is recorded here.
+            await self._ledger.flush()
         except EtudeError as error:
-            return _refused(_STATUS_REFUSED, str(error), exit_code=error.exit_code)
+            damaged = isinstance(error, (IntegrityError, ObjectMissingError))
+            return _refused(_STATUS_REFUSED, str(error), exit_code=error.exit_code, damaged=damaged)
+        return _packed(answer)
 
     async def _call(self, name: str, work: Callable[[], Result]) -> Result:
         def named() -> Result:
@@ -159,6 +249,6 @@ def _packed(answer: object) -> web.Response:
     return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
 
 
-def _refused(status: int, message: str, *, exit_code: int = 1) -> web.Response:
-    body = msgspec.msgpack.encode(Refusal(error=message, exit_code=exit_code))
+def _refused(status: int, message: str, *, exit_code: int = 1, damaged: bool = False) -> web.Response:
+    body = msgspec.msgpack.encode(Refusal(error=message, exit_code=exit_code, damaged=damaged))
     return web.Response(status=status, body=body, content_type="application/msgpack")

@@ -1,6 +1,7 @@
 """The policy while it learns: groups in, versions out."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,11 +16,15 @@ from etude.config import AlgorithmSection, SamplingSection, TrainerSection
 from etude.errors import RunError
 from etude.policy.decoder import Decoder
 from etude.policy.shape import PolicyShape
+from etude.telemetry.events import TrainedGroup
 from etude.training.gradients import add_gradients, recipe_of
 from etude.training.optimizer import Optimizer
 from etude.training.records import Accumulated, TrainerStatus
 from etude.training.scoring import score
 from etude.types import Group, Scored, ScoreRequest, StepReport
+
+_MASKS = {"sc_mis": "mis", "grpo": "clip"}
+"""What a loss's correction is called in the reasons for masked tokens, where that is not the loss's own name."""
 
 
 class TrainerPlan(NamedTuple):
@@ -48,7 +53,10 @@ class Trainer:
         truncated = plan.sampling.top_p < 1.0 or plan.sampling.top_k > 0
         self._recipe = recipe_of(plan.algorithm, temperature=plan.sampling.temperature, truncated=truncated)
         self._cost = sample_cost(*_cost_terms(decoder.shape))
+        self._mask = _MASKS.get(plan.algorithm.loss, plan.algorithm.loss)
         self._pending = _Pending()
+        self.made: tuple[TrainedGroup, ...] = ()
+        """What became of the tokens of the last step's groups, in the order in which they came."""
 
     def status(self) -> TrainerStatus:
         """Return where the trainer stands."""
@@ -75,9 +83,12 @@ class Trainer:
             raise RunError(f"a group was sent twice for step {self.step + 1}: {repeated or 'within one call'}")
         made = [samples_of(group, self._rules()) for group in groups]
         # No gradient can come of an advantage of 0; its tokens count, its forward pass would be for nothing.
-        samples = [sample for group in made for sample in group.samples if sample.advantage]
-        for batch in pack(samples, row_tokens=self._plan.trainer.row_tokens, cost=self._cost):
-            self._add(batch)
+        # Packed group by group: what a correction masks is known per row, and is accounted for per group.
+        for group, samples in zip(groups, made, strict=True):
+            moving = [sample for sample in samples.samples if sample.advantage]
+            batches = pack(moving, row_tokens=self._plan.trainer.row_tokens, cost=self._cost)
+            masked = sum((self._add(batch) for batch in batches), Counter[str]())
+            pending.groups.append(_trained_group(group, samples.account, masked))
         account = sum((group.account for group in made), TokenAccount())
         num_samples = sum(len(group.samples) for group in made)
         pending.take(groups, made)
@@ -108,6 +119,7 @@ class Trainer:
                 "look at the rollouts' outcomes"
             )
         self._pending = _Pending()
+        self.made = tuple(pending.groups)
         norm = self.optimizer.update(step=self.step + 1, divisor=float(trained))
         self.step += 1
         self.version += 1
@@ -139,6 +151,11 @@ class Trainer:
         """
         return score(self.decoder, request, version=self.version)
 
+    def discard(self) -> None:
+        """Forget the step under way."""
+        self._pending = _Pending()
+        self.optimizer.clear()
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights by Hugging Face name, as views: copy them before the next step."""
         return self.decoder.hf_tensors()
@@ -160,7 +177,8 @@ class Trainer:
             needs_support=self._recipe.on_support,
         )
 
-    def _add(self, batch: MicroBatch) -> None:
+    def _add(self, batch: MicroBatch) -> Counter[str]:
+        """Add a micro-batch's gradients, and return how many of its tokens the correction masked, by reason."""
         result = add_gradients(self.decoder, batch, self._recipe)
         pending = self._pending
         pending.row_tokens += len(batch.token_ids)
@@ -168,6 +186,9 @@ class Trainer:
         pending.replaced += result.replaced
         pending.replayed += result.replayed
         pending.records.append(result.record._replace(pools=pending.pool_ids(batch)))
+        masked = result.record.weight == 0
+        low = int((masked & (result.record.log_ratio < 0)).sum())
+        return Counter({f"{self._mask}_low": low, f"{self._mask}_high": int(masked.sum()) - low})
 
 
 class _Pending:
@@ -175,6 +196,7 @@ class _Pending:
 
     def __init__(self) -> None:
         self.group_ids: set[str] = set()
+        self.groups: list[TrainedGroup] = []
         self.account = TokenAccount()
         self.num_samples = 0
         self.row_tokens = 0
@@ -216,6 +238,17 @@ class _Pending:
             "reward/mean": sum(rewards) / len(rewards),
             "reward/equal_groups_fraction": len(equal) / len(self.rewards),
         }
+
+
+def _trained_group(group: Group, account: TokenAccount, masked: Counter[str]) -> TrainedGroup:
+    """Return a group's account in which tokens that the correction masked are not counted as trained."""
+    return TrainedGroup(
+        group=group.group_id,
+        drawn=account.drawn,
+        trained=account.trained - masked.total(),
+        masked=dict(+(Counter(account.masked) + masked)),
+        dropped=account.dropped,
+    )
 
 
 def _cost_terms(shape: PolicyShape) -> tuple[float, float]:

@@ -7,7 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from torch import Tensor
 
 from etude.errors import RunError
-from etude.types import Manifest
+from etude.types import Head, Manifest
+from etude.weights.line import Line
 from etude.weights.publisher import Publisher
 from etude.weights.tensors import FlatTensor
 
@@ -15,9 +16,15 @@ from etude.weights.tensors import FlatTensor
 class BackgroundPublisher:
     """Publishes one version at a time in a thread; the next one starts when the last has ended."""
 
-    def __init__(self, publisher: Publisher, *, timeout_s: float = 600.0) -> None:
-        """Give the publisher away: nobody else calls it. `timeout_s` is how long `join` waits."""
+    def __init__(
+        self, publisher: Publisher | None = None, *, line: Line | None = None, timeout_s: float = 600.0
+    ) -> None:
+        """Give the publisher away: nobody else calls it. Without one, `settle` comes before `start`.
+
+        `timeout_s` is how long `join` waits.
+        """
         self._publisher = publisher
+        self._line = line
         self._timeout_s = timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publisher")
         self._running: tuple[int, Future[Manifest]] | None = None
@@ -28,8 +35,29 @@ class BackgroundPublisher:
         Raises what went wrong with the last version.
         """
         self.join()
-        copies = self._publisher.snapshot(tensors)
-        self._running = (version, self._thread.submit(self._publish, version, step, copies))
+        publisher = self._publisher
+        if publisher is None:
+            msg = f"version {version} cannot be published before it is known in which lineage: recover first"
+            raise RunError(msg)
+        copies = publisher.snapshot(tensors)
+        self._running = (version, self._thread.submit(self._publish, publisher, version, step, copies))
+
+    def is_head(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the head names this version with exactly these bytes."""
+        self.join()
+        assert self._line is not None
+        return asyncio.run(self._line.is_head(version=version, step=step, tensors=tensors))
+
+    def settle(self, *, version: int, step: int, tensors: Mapping[str, Tensor], fork: str = "") -> tuple[Head, str]:
+        """Publish these weights where the run goes on (see `Line.go_on`), and later versions after them.
+
+        Return the head, and why a new lineage was opened; an empty text when none was.
+        """
+        self.join()
+        assert self._line is not None
+        made = self._line.go_on(version=version, step=step, tensors=tensors, fork=fork)
+        self._publisher, head, why = asyncio.run(made)
+        return head, why
 
     def join(self) -> Manifest | None:
         """Wait until the version under way is published; None when there was none. Raises what went wrong with it."""
@@ -52,5 +80,5 @@ class BackgroundPublisher:
         finally:
             self._thread.shutdown(wait=False)
 
-    def _publish(self, version: int, step: int, tensors: Mapping[str, FlatTensor]) -> Manifest:
-        return asyncio.run(self._publisher.publish_snapshot(version=version, step=step, tensors=tensors))
+    def _publish(self, publisher: Publisher, version: int, step: int, tensors: Mapping[str, FlatTensor]) -> Manifest:
+        return asyncio.run(publisher.publish_snapshot(version=version, step=step, tensors=tensors))

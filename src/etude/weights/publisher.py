@@ -1,17 +1,19 @@
 """Policy versions into the store: objects, then the manifest, then the head."""
 
 import asyncio
+import hashlib
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal
 
 import msgspec
 import torch
 from torch import Tensor
 
-from etude.errors import ObjectExistsError, StoreError
+from etude.errors import ObjectExistsError, StoreError, VersionTakenError
 from etude.interfaces import ObjectStore
+from etude.telemetry.events import Published
 from etude.types import Head, Manifest
 from etude.weights.chain import (
     HEAD_KEY,
@@ -30,6 +32,13 @@ PublishedDtype = Literal["float32", "bfloat16"]
 
 _TORCH_DTYPES: dict[PublishedDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SWAP_ATTEMPTS = 5
+
+Announce = Callable[[Published], Awaitable[None]]
+"""Hears of a version when everything but the head is written; the head moves when it returns."""
+
+
+async def _tell_nobody(_published: Published) -> None:
+    return
 
 
 def new_lineage(head: Head | None) -> str:
@@ -54,6 +63,7 @@ class Publisher:
         anchor_every: int,
         head: Head | None,
         published: LoadedVersion | None,
+        announce: Announce = _tell_nobody,
     ) -> None:
         """Go on from a head and, if it is of this lineage, the weights it names; `open_publisher` reads both."""
         self.lineage = check_lineage(lineage)
@@ -62,6 +72,7 @@ class Publisher:
         self._anchor_every = anchor_every
         self._head = head
         self._published = published
+        self._announce = announce
 
     @property
     def head(self) -> Head | None:
@@ -78,8 +89,8 @@ class Publisher:
         Publishing the newest version again is allowed when its bytes are the same, and changes nothing.
 
         Raises:
-            StoreError: The version exists with other bytes or is older than the head, another publisher moved the
-                head, or the store failed; only in the last case does repeating the call help.
+            VersionTakenError: The version exists with other bytes or is older than the head.
+            StoreError: Another publisher moved the head, or the store failed; only then does repeating the call help.
         """
         return await self.publish_snapshot(version=version, step=step, tensors=self.snapshot(tensors))
 
@@ -88,7 +99,7 @@ class Publisher:
         published = self._published
         if published and version < published.version:
             msg = f"version {version} is older than {published.version}, which is published; start a new lineage"
-            raise StoreError(msg)
+            raise VersionTakenError(msg)
         if published and version == published.version:
             return await self._published_before(published, tensors)
         is_anchor = self._head is None or version - self._head.anchor >= self._anchor_every
@@ -96,14 +107,24 @@ class Publisher:
         manifest, objects = await asyncio.to_thread(
             pack, tensors, lineage=self.lineage, version=version, step=step, base=base
         )
-        await self._write(manifest, objects)
+        encoded = await self._write(manifest, objects)
+        await self._announce(
+            Published(
+                lineage=self.lineage,
+                version=version,
+                digest=manifest.digest,
+                manifest=hashlib.sha256(encoded).hexdigest(),
+                num_bytes=sum(map(len, objects.values())),
+            )
+        )
         await self._move_head(manifest)
         self._published = LoadedVersion(
             lineage=self.lineage, version=version, digest=manifest.digest, step=step, tensors=dict(tensors)
         )
         return manifest
 
-    async def _write(self, manifest: Manifest, objects: Mapping[str, bytes]) -> None:
+    async def _write(self, manifest: Manifest, objects: Mapping[str, bytes]) -> bytes:
+        """Put the objects and then the manifest, whose bytes are returned."""
         key = manifest_key(self.lineage, manifest.version)
         encoded = msgspec.json.encode(manifest)
         # A version that readers would refuse must not become the head.
@@ -116,7 +137,8 @@ class Publisher:
         except ObjectExistsError:
             if await self._store.get(key, max_bytes=MAX_MANIFEST_BYTES) != encoded:
                 msg = f"{key} exists with other bytes: a version is never made twice; start a new lineage"
-                raise StoreError(msg) from None
+                raise VersionTakenError(msg) from None
+        return encoded
 
     async def _move_head(self, manifest: Manifest) -> None:
         anchor = manifest.version if manifest.base is None or self._head is None else self._head.anchor
@@ -146,12 +168,17 @@ class Publisher:
         known = {entry.name: (entry.dtype, entry.shape, entry.digest) for entry in manifest.tensors}
         if known != {name: (flat.dtype, flat.shape, tensor_digest(flat.data)) for name, flat in tensors.items()}:
             msg = f"version {version} is published with other bytes; start a new lineage"
-            raise StoreError(msg)
+            raise VersionTakenError(msg)
         return manifest
 
 
 async def open_publisher(
-    store: ObjectStore, *, lineage: str, dtype: PublishedDtype = "float32", anchor_every: int = 16
+    store: ObjectStore,
+    *,
+    lineage: str,
+    dtype: PublishedDtype = "float32",
+    anchor_every: int = 16,
+    announce: Announce = _tell_nobody,
 ) -> Publisher:
     """Return a publisher for a lineage, new or that of the head.
 
@@ -159,4 +186,12 @@ async def open_publisher(
     """
     head = await read_head(store)
     published = await load_head(store, head) if head and head.lineage == lineage else None
-    return Publisher(store, lineage=lineage, dtype=dtype, anchor_every=anchor_every, head=head, published=published)
+    return Publisher(
+        store,
+        lineage=lineage,
+        dtype=dtype,
+        anchor_every=anchor_every,
+        head=head,
+        published=published,
+        announce=announce,
+    )

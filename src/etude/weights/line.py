@@ -1,0 +1,84 @@
+"""Where the versions of a run are published: in the lineage of the head, or in one that begins."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from etude.errors import IntegrityError, ObjectMissingError, VersionTakenError
+from etude.interfaces import ObjectStore
+from etude.types import Head
+from etude.weights.publisher import Announce, PublishedDtype, Publisher, new_lineage, open_publisher
+from etude.weights.reader import read_head
+
+
+class Line:
+    """Finds out where a trainer that was brought back may publish."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        announce: Announce,
+        dtype: PublishedDtype = "float32",
+        anchor_every: int = 16,
+    ) -> None:
+        """Publish into `store`; `announce` hears of every version before the head does."""
+        self._store = store
+        self._announce = announce
+        self._dtype: PublishedDtype = dtype
+        self._anchor_every = anchor_every
+
+    async def is_head(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the head names this version with exactly these bytes.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        head = await read_head(self._store)
+        if head is None or head.version != version:
+            return False
+        try:
+            publisher = await self._open(head.lineage)
+            await publisher.publish(version=version, step=step, tensors=tensors)
+        except (VersionTakenError, IntegrityError, ObjectMissingError):
+            return False
+        return True
+
+    async def go_on(
+        self, *, version: int, step: int, tensors: Mapping[str, Tensor], fork: str = ""
+    ) -> tuple[Publisher, Head, str]:
+        """Publish a version where a run goes on; return who publishes the next ones, the head, and why it forked.
+
+        That is in the lineage of the head when it can be: the head names these very weights, or an older version that
+        they come after. Else, or when the caller has a reason to `fork`, it is in a new lineage.
+
+        Raises:
+            StoreError: The store failed.
+        """
+        head = await read_head(self._store)
+        why = fork or "the run starts"
+        if head is not None and not fork:
+            try:
+                publisher = await self._open(head.lineage)
+                await publisher.publish(version=version, step=step, tensors=tensors)
+            except (VersionTakenError, IntegrityError, ObjectMissingError) as error:
+                why = str(error)
+            else:
+                return publisher, _head_of(publisher), ""
+        publisher = await self._open(new_lineage(head))
+        await publisher.publish(version=version, step=step, tensors=tensors)
+        return publisher, _head_of(publisher), why
+
+    async def _open(self, lineage: str) -> Publisher:
+        return await open_publisher(
+            self._store,
+            lineage=lineage,
+            dtype=self._dtype,
+            anchor_every=self._anchor_every,
+            announce=self._announce,
+        )
+
+
+def _head_of(publisher: Publisher) -> Head:
+    assert publisher.head is not None
+    return publisher.head
