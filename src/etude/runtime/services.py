@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from etude.errors import StoreError
+from etude.errors import ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
 from etude.store.ledger_reader import read_writer
 from etude.telemetry.waits import Wait
@@ -93,9 +93,11 @@ def is_alive(pid: int) -> bool:
 
 async def read_controller(store: ObjectStore) -> ControllerState | None:
     """Return the newest state of the controller, None when the run never had one. Raise `StoreError` for damage."""
-    if CONTROLLER_KEY not in await store.list(SERVICES_PREFIX):
+    try:
+        data = await store.get(CONTROLLER_KEY, max_bytes=_MAX_BYTES)
+    except ObjectMissingError:
         return None
-    return _decoded(CONTROLLER_KEY, await store.get(CONTROLLER_KEY, max_bytes=_MAX_BYTES), ControllerState)
+    return _decoded(CONTROLLER_KEY, data, ControllerState)
 
 
 async def read_leases(store: ObjectStore) -> list[Lease]:

@@ -137,6 +137,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("weights/publish_s", "s", _LAST, "Time from snapshot to head."),
     Metric("weights/bytes", "bytes", _SUM, "Size of the objects of the version."),
     Metric("weights/lag_versions", "versions", _MAX, "Newest version minus the oldest that a sampler serves."),
+    Metric(
+        "runtime/loop_lag_s", "s", _MAX, "Longest time that the controller's event loop was late since the last step."
+    ),
     Metric("eval/pass_rate", "fraction", _LAST, "Pass rate on the held-out tasks: mean over attempts, then tasks."),
     Metric("eval/reward_mean", "reward", _LAST, "Mean reward on the held-out tasks."),
 )
