@@ -224,24 +224,26 @@ class LedgerWriter:
 async def upload_spool(store: ObjectStore, local: Path, writers: Sequence[str] = ()) -> None:
     """Put what processes that were killed left in this machine's spool, for a run that is far away.
 
-    Only for writers that live no more; all of the spool when none is named.
+    All of the spool when no writer is named. A run directory that is local has everything already.
     """
-    for path in await asyncio.to_thread(_spooled, local):
-        writer = path.parent.name
-        if writers and writer not in writers:
-            continue
-        key = f"ledger/{writer}/{path.name}"
-        data = await asyncio.to_thread(path.read_bytes)
+    if not _root(store, local)[1]:
+        return
+    for path in await asyncio.to_thread(_spooled, local, writers):
+        key = f"ledger/{path.parent.name}/{path.name}"
         try:
             stored = await store.get(key, max_bytes=MAX_SEGMENT_BYTES)
         except ObjectMissingError:
             stored = b""
-        if len(data) > len(stored) and data.startswith(stored):
+        data = await asyncio.to_thread(path.read_bytes)
+        # A writer that is about to end may put more meanwhile; this put must not have the last word then.
+        while len(data) > len(stored) and data.startswith(stored):
             await store.put(key, data)
+            stored, data = data, await asyncio.to_thread(path.read_bytes)
 
 
-def _spooled(local: Path) -> list[Path]:
-    return sorted(local.glob("ledger/*/*.jsonl.zst"))
+def _spooled(local: Path, writers: Sequence[str]) -> list[Path]:
+    found = sorted(local.glob("ledger/*/*.jsonl.zst"))
+    return [path for path in found if not writers or path.parent.name in writers]
 
 
 def _root(store: ObjectStore, local: Path | None) -> tuple[Path, bool]:
