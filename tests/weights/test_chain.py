@@ -43,7 +43,7 @@ def parse(document: Manifest) -> Manifest:
 
 
 def test_a_valid_manifest_is_read_as_it_was_written():
-    document = manifest(entry(), entry(name="b", offset=24, length=5, encoding="xor-zstd"), base=2, base_digest=SHA)
+    document = manifest(entry(), entry(name="b", offset=24, length=5, encoding="rice_ulp"), base=2, base_digest=SHA)
     assert parse(document) == document
     assert object_sizes(document) == {SHA: 29}
 
@@ -70,9 +70,9 @@ def test_a_valid_manifest_is_read_as_it_was_written():
         manifest(entry(shape=(1000,), length=4000)),
         manifest(entry(dtype="F128")),
         manifest(entry(encoding="brotli")),
-        manifest(entry(encoding="xor-zstd", length=5)),
-        manifest(entry(encoding="xor-zstd", length=24), base=2),
-        manifest(entry(encoding="xor-zstd", length=0), base=2),
+        manifest(entry(encoding="rice_ulp", length=5)),
+        manifest(entry(encoding="rice_ulp", length=24), base=2),
+        manifest(entry(encoding="rice_ulp", length=0), base=2),
         manifest(entry(name="../../etc/passwd")),
         manifest(entry(name="")),
         manifest(entry(name="a\x1b[31m")),

@@ -6,13 +6,15 @@ there. Nothing here does I/O.
 
 import math
 import re
+from collections.abc import Iterator
+from itertools import groupby
 from typing import TypeVar
 
 import msgspec
 
 from etude.errors import IntegrityError
 from etude.types import Head, Manifest, TensorEntry
-from etude.weights.codec import ENCODINGS, RAW
+from etude.weights.codec import DIFFERENCES, ENCODINGS, RAW
 from etude.weights.digest import version_digest
 from etude.weights.tensors import DTYPES
 
@@ -69,6 +71,8 @@ def parse_manifest(data: bytes, *, lineage: str, version: int, max_bytes: int) -
     _require(len({entry.name for entry in manifest.tensors}) == len(manifest.tensors), place, "a name appears twice")
     for entry in manifest.tensors:
         _check_entry(entry, place, anchor=manifest.base is None)
+    for span in spans(manifest):
+        _check_span(span, f"{place}, tensor {span.entries[0].name[:80]!r}")
     total = sum(tensor_bytes(entry) for entry in manifest.tensors)
     _require(total <= max_bytes, place, f"its tensors have {total} bytes, more than the {max_bytes} allowed here")
     object_sizes(manifest)
@@ -81,14 +85,45 @@ def tensor_bytes(entry: TensorEntry) -> int:
     return math.prod(entry.shape) * DTYPES[entry.dtype].itemsize
 
 
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of an object with the tensors that are coded in it, one after the other."""
+
+    object: str
+    offset: int
+    length: int
+    encoding: str
+    entries: list[TensorEntry]
+    """One; or several of one dtype that are coded together, because tiny tiles cost more than they hold."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the tensors once decoded."""
+        return sum(tensor_bytes(entry) for entry in self.entries)
+
+
+def spans(manifest: Manifest) -> Iterator[Span]:
+    """Yield the spans of a manifest; neighbours that name the same span of an object share it."""
+    for _, run in groupby(manifest.tensors, key=_place_of):
+        entries = list(run)
+        first = entries[0]
+        yield Span(
+            object=first.object,
+            offset=first.offset,
+            length=first.length,
+            encoding=first.encoding,
+            entries=entries,
+        )
+
+
 def object_sizes(manifest: Manifest) -> dict[str, int]:
     """Return name and exact size of every object; raise `IntegrityError` unless its tensors fill it edge to edge."""
     sizes: dict[str, int] = {}
-    for entry in sorted(manifest.tensors, key=lambda entry: (entry.object, entry.offset, entry.length)):
-        end = sizes.get(entry.object, 0)
+    for span in sorted(spans(manifest), key=lambda span: (span.object, span.offset, span.length)):
+        end = sizes.get(span.object, 0)
         place = manifest_key(manifest.lineage, manifest.version)
-        _require(entry.offset == end, place, f"tensor {entry.name!r} leaves a gap or overlaps another in its object")
-        sizes[entry.object] = end + entry.length
+        name = span.entries[0].name
+        _require(span.offset == end, place, f"tensor {name!r} leaves a gap or overlaps another in its object")
+        sizes[span.object] = end + span.length
     return sizes
 
 
@@ -120,9 +155,20 @@ def _check_entry(entry: TensorEntry, place: str, *, anchor: bool) -> None:
     _require(_matches(_TENSOR_DIGEST, entry.digest), place, "the digest is not an xxh3-128")
     _require(_matches(_SHA256, entry.object), place, "the object's name is not a sha256")
     _require(entry.encoding in ENCODINGS, place, f"encoding {entry.encoding[:20]!r} is unknown: update this reader")
-    _require(entry.encoding == RAW or not anchor, place, "an anchor holds a difference")
-    fits = entry.length == size if entry.encoding == RAW else 0 < entry.length < size
-    _require(fits and entry.offset >= 0, place, "its span does not fit its shape")
+    _require(not (anchor and entry.encoding in DIFFERENCES), place, "an anchor holds a difference")
+    _require(entry.offset >= 0, place, "its span does not fit its shape")
+
+
+def _check_span(span: Span, place: str) -> None:
+    fits = span.length == span.size if span.encoding == RAW else 0 < span.length < span.size
+    _require(fits, place, "its span does not fit its shape")
+    _require(len({entry.dtype for entry in span.entries}) == 1, place, "it shares a span with another dtype")
+
+
+def _place_of(entry: TensorEntry) -> tuple[str | int, ...]:
+    """Raw tensors stand alone, and may be empty where another begins."""
+    alone = entry.name if entry.encoding == RAW else ""
+    return (entry.object, entry.offset, entry.length, entry.encoding, alone)
 
 
 def _decode(data: bytes, kind: type[_Record], place: str) -> _Record:

@@ -1,63 +1,95 @@
-"""A tensor's bytes to the bytes that travel, and back, bit for bit.
+"""Tensors' bytes to the bytes that travel, and back, bit for bit.
 
-`raw` is the bytes themselves; `xor-zstd` is the XOR with the base version's bytes, compressed: an optimizer step
-leaves signs, exponents and high mantissa bits mostly alone, so most of the difference is zero.
+`rice_ulp` codes what changed and can be read without the base; `exp_ctx` is smaller and cannot; `plane_zstd` stands
+alone; `raw` is the bytes themselves. Where most weights changed, both differences fall back to whatever is smallest.
 """
 
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from etude.errors import IntegrityError
+from etude.weights.bits import require
+from etude.weights.compiled import fastest_kernels
+from etude.weights.delta import Coding
+from etude.weights.kernels import Kernels
+from etude.weights.tiles import apply_tiles, read_tiles, write_tiles
+from etude.weights.ulp import LAYOUTS
+
+Encoding = Literal["raw", "plane_zstd", "rice_ulp", "exp_ctx"]
+Difference = Literal["rice_ulp", "exp_ctx"]
 
 RAW: Final = "raw"
-XOR_ZSTD: Final = "xor-zstd"
-ENCODINGS: Final = (RAW, XOR_ZSTD)
+PLANE_ZSTD: Final = "plane_zstd"
+RICE_ULP: Final = "rice_ulp"
+EXP_CTX: Final = "exp_ctx"
 
-_LEVEL = 1
-"""Higher levels cost two to five times the time for under 1 % fewer bytes on weight differences."""
+_ALONE = frozenset({Coding.RAW, Coding.PLANES})
+_WITHOUT_CONTEXT = _ALONE | {Coding.SAME, Coding.RICE, Coding.DENSE}
+_CODINGS: dict[str, frozenset[Coding]] = {
+    PLANE_ZSTD: _ALONE,
+    RICE_ULP: _WITHOUT_CONTEXT,
+    EXP_CTX: _WITHOUT_CONTEXT | {Coding.CONTEXT},
+}
+ENCODINGS: Final = (RAW, *_CODINGS)
+DIFFERENCES: Final = (RICE_ULP, EXP_CTX)
 
 
-def encode(data: NDArray[np.uint8], base: NDArray[np.uint8] | None) -> tuple[str, bytes | memoryview]:
-    """Return the encoding's name and its bytes, never more of them than `data` has.
+def encode(
+    new: NDArray[np.uint8],
+    old: NDArray[np.uint8] | None,
+    *,
+    dtype: str,
+    difference: Difference = RICE_ULP,
+    kernels: Kernels | None = None,
+    workers: int = 1,
+) -> tuple[Encoding, bytes | memoryview]:
+    """Return the encoding's name and its bytes, never more of them than `new` has.
 
-    `base` is the same tensor at the version that the reader holds, or None when it holds none of that size.
+    `old` is the same memory at the version that the reader holds, of the same size, or None when it holds none. Each of
+    `workers` threads takes less than 64 MiB.
     """
-    if base is None or base.size != data.size:
-        return RAW, data.data
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(np.bitwise_xor(data, base).data)
-    return (XOR_ZSTD, packed) if len(packed) < data.size else (RAW, data.data)
+    layout = LAYOUTS[dtype]
+    written = write_tiles(
+        None if old is None else layout.view(old),
+        layout.view(new),
+        layout=layout,
+        kernels=kernels or fastest_kernels(),
+        context=difference == EXP_CTX,
+        workers=workers,
+    )
+    if len(written) >= new.size:
+        return RAW, new.data
+    return (PLANE_ZSTD if old is None else difference), written
 
 
-def decode(encoding: str, packed: memoryview, *, num_bytes: int, base: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
-    """Return the tensor's `num_bytes` bytes, in memory of their own.
+def decode(
+    encoding: str,
+    packed: memoryview,
+    *,
+    weights: NDArray[np.uint8],
+    dtype: str,
+    place: str,
+    kernels: Kernels | None = None,
+    workers: int = 1,
+) -> None:
+    """Turn `weights`, a copy of the base's bytes or, for encodings that stand alone, any memory, into the new bytes.
 
-    Raise `IntegrityError` when `packed` is damaged or holds another number of bytes; nothing larger is allocated.
+    Raise `IntegrityError`, which names `place`, when `packed` is not what a writer made for this base. No bit of it can
+    be wrong without that; all of it is checked before a weight is touched. Memory is bounded by the tiles' size,
+    whatever `packed` claims.
     """
-    if encoding == RAW:
-        if len(packed) != num_bytes:
-            msg = f"a raw tensor of {num_bytes} bytes has {len(packed)}; fetch it again or use another store"
-            raise IntegrityError(msg)
-        return np.frombuffer(packed, np.uint8).copy()
-    if encoding != XOR_ZSTD:
-        msg = f"encoding {encoding!r} is unknown here; this reader knows {', '.join(ENCODINGS)}: update it"
-        raise IntegrityError(msg)
-    if base is None or base.size != num_bytes:
-        msg = f"a difference of {num_bytes} bytes has no base of that size; load the anchor first"
-        raise IntegrityError(msg)
-    return np.bitwise_xor(np.frombuffer(_inflate(packed, num_bytes), np.uint8), base)
-
-
-def _inflate(packed: memoryview, num_bytes: int) -> bytes:
-    """The size is compared before anything is allocated: zstandard trusts the frame's own claim."""
     try:
-        claimed = zstandard.frame_content_size(packed)
-        if claimed != num_bytes:
-            msg = f"a compressed difference claims {claimed} bytes instead of {num_bytes}; fetch it again"
-            raise IntegrityError(msg)
-        return zstandard.ZstdDecompressor().decompress(packed, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        msg = f"a compressed difference of {num_bytes} bytes is damaged ({error}); fetch it again"
+        if encoding == RAW:
+            require(len(packed) == weights.size, f"{weights.size} raw bytes are {len(packed)}")
+            weights[:] = np.frombuffer(packed, np.uint8)
+            return
+        require(encoding in _CODINGS, f"encoding {encoding!r} is none of {', '.join(ENCODINGS)}")
+        layout = LAYOUTS[dtype]
+        elements = weights.view(layout.unsigned)
+        tiles = read_tiles(packed, elements.size, allowed=_CODINGS[encoding])
+        apply_tiles(tiles, elements, layout=layout, kernels=kernels or fastest_kernels(), workers=workers)
+    except IntegrityError as error:
+        msg = f"{place} is refused: {error}; fetch it again, or load from the anchor"
         raise IntegrityError(msg) from error

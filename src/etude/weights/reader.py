@@ -1,17 +1,20 @@
 """A version out of the store: fetched, verified, then decoded, in this order."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from etude.errors import IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
-from etude.types import Head, Manifest, TensorEntry
+from etude.types import Head, Manifest
 from etude.weights.chain import (
     HEAD_KEY,
     MAX_HEAD_BYTES,
     MAX_MANIFEST_BYTES,
+    Span,
     check_link,
     manifest_key,
     needed_before,
@@ -19,9 +22,10 @@ from etude.weights.chain import (
     object_sizes,
     parse_head,
     parse_manifest,
+    spans,
     tensor_bytes,
 )
-from etude.weights.codec import decode
+from etude.weights.codec import DIFFERENCES, decode
 from etude.weights.digest import object_name, tensor_digest
 from etude.weights.tensors import FlatTensor
 
@@ -118,21 +122,43 @@ def apply(manifest: Manifest, objects: Mapping[str, bytes], base: Mapping[str, F
         if object_name(data) != name:
             msg = f"object {object_key(manifest.lineage, name)} is damaged ({len(data)} bytes); fetch it again"
             raise IntegrityError(msg)
-    return {entry.name: _tensor(manifest, entry, objects[entry.object], base) for entry in manifest.tensors}
+    tensors: dict[str, FlatTensor] = {}
+    for span in spans(manifest):
+        tensors.update(_tensors(manifest, span, objects[span.object], base))
+    return tensors
 
 
-def _tensor(manifest: Manifest, entry: TensorEntry, data: bytes, base: Mapping[str, FlatTensor]) -> FlatTensor:
-    older = base.get(entry.name) if manifest.base is not None else None
-    if older is not None and (older.dtype, older.shape) != (entry.dtype, entry.shape):
-        older = None
-    packed = memoryview(data)[entry.offset : entry.offset + entry.length]
-    decoded = decode(
-        entry.encoding, packed, num_bytes=tensor_bytes(entry), base=older.data if older is not None else None
-    )
-    if tensor_digest(decoded) != entry.digest:
-        msg = (
-            f"tensor {entry.name!r} of version {manifest.version} has another digest than its manifest says; "
-            f"the weights it was applied to are damaged: load from the anchor"
-        )
-        raise IntegrityError(msg)
-    return FlatTensor(dtype=entry.dtype, shape=entry.shape, data=decoded)
+def _tensors(
+    manifest: Manifest, span: Span, data: bytes, base: Mapping[str, FlatTensor]
+) -> Iterator[tuple[str, FlatTensor]]:
+    names = ", ".join(entry.name for entry in span.entries[:2]) + (", ..." if len(span.entries) > 2 else "")  # noqa: PLR2004
+    key = object_key(manifest.lineage, span.object)
+    place = f"version {manifest.version}, {names}: object {key}, bytes from {span.offset}"
+    weights = _base(span, base, place) if span.encoding in DIFFERENCES else np.empty(span.size, np.uint8)
+    packed = memoryview(data)[span.offset : span.offset + span.length]
+    decode(span.encoding, packed, weights=weights, dtype=span.entries[0].dtype, place=place)
+    begin = 0
+    for entry in span.entries:
+        decoded = weights[begin : begin + tensor_bytes(entry)]
+        begin += decoded.size
+        if tensor_digest(decoded) != entry.digest:
+            msg = (
+                f"tensor {entry.name!r} of version {manifest.version} has another digest than its manifest says; "
+                f"the weights it was applied to are damaged: load from the anchor"
+            )
+            raise IntegrityError(msg)
+        yield entry.name, FlatTensor(dtype=entry.dtype, shape=entry.shape, data=decoded)
+
+
+def _base(span: Span, base: Mapping[str, FlatTensor], place: str) -> NDArray[np.uint8]:
+    """Return a copy of the bytes that a difference applies to."""
+    pieces: list[NDArray[np.uint8]] = []
+    for entry in span.entries:
+        older = base.get(entry.name)
+        if older is None or (older.dtype, older.shape) != (entry.dtype, entry.shape):
+            msg = (
+                f"{place} is refused: a difference to a tensor {entry.name!r} that its base lacks; start a new lineage"
+            )
+            raise IntegrityError(msg)
+        pieces.append(older.data)
+    return np.concatenate(pieces)

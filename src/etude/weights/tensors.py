@@ -15,6 +15,8 @@ DTYPES: dict[str, torch.dtype] = {
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "F4": torch.float4_e2m1fn_x2,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -22,7 +24,7 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""Names as in safetensors."""
+"""Names as in safetensors. As in torch, an element of `F4` is two codes in a byte."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -56,7 +58,9 @@ def flatten(tensor: Tensor) -> FlatTensor:
         msg = f"tensors of {tensor.dtype} cannot be published; convert to one of {', '.join(DTYPES)}"
         raise ValueError(msg)
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return FlatTensor(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), data=flat.view(torch.uint8).numpy())
+    # An empty tensor may have strides that no view as bytes allows.
+    data = flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
+    return FlatTensor(dtype=_NAMES[tensor.dtype], shape=tuple(tensor.shape), data=data)
 
 
 def unflatten(flat: FlatTensor) -> Tensor:

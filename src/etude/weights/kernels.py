@@ -1,0 +1,137 @@
+"""The inner loops of the codec, in numpy. `compiled.py` has the same loops for numba; both give the same bytes."""
+
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.weights.ulp import Layout, Patterns
+
+Indices = NDArray[np.int64]
+_CHUNK = 1 << 16
+"""Elements whose bits are unpacked at a time, so that memory does not grow with the tile."""
+
+
+@runtime_checkable
+class Classes(Protocol):
+    """The elements of a tile by the exponent they have before the change."""
+
+    members: Indices
+    """Number of elements of each class."""
+
+    def ranks(self, positions: Indices) -> tuple[NDArray[np.uint8], Indices]:
+        """Return class and rank within it of the elements at ascending positions."""
+        ...
+
+    def positions(self, which: int, ranks: Indices) -> Indices:
+        """Return where the members of a class with these ascending ranks are."""
+        ...
+
+
+@runtime_checkable
+class Kernels(Protocol):
+    """What is worth compiling."""
+
+    def changed(self, old: Patterns, new: Patterns) -> Indices:
+        """Return the ascending positions at which two tiles differ."""
+        ...
+
+    def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
+        """Class c holds exponent `lowest` + c; the first and the last class also hold what lies beyond."""
+        ...
+
+    def write_rice(self, gaps: Indices, k: int, num_bits: int) -> bytes:
+        """Return quotients in unary, `num_bits` in all, and then the k low bits as planes."""
+        ...
+
+    def read_rice(self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int) -> Indices | None:
+        """Return `count` gaps; None unless the unary string has that many ones."""
+        ...
+
+    def write_low_bits(self, values: Patterns, bits: int) -> bytes:
+        """Return the low bits of every value, the lowest first, as one bit string."""
+        ...
+
+    def read_low_bits(self, data: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint64]:
+        """Return the values; `data` has exactly their size."""
+        ...
+
+
+class NumpyClasses:
+    """One byte per element, searched class by class."""
+
+    def __init__(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> None:
+        """See `Kernels.classes`."""
+        exponents = 1 << layout.exponent_bits
+        table = np.clip(np.arange(exponents) - lowest, 0, count - 1).astype(np.uint8)
+        self._classes = table[(tile >> layout.mantissa_bits) & (exponents - 1)]
+        self.members: Indices = np.bincount(self._classes, minlength=count)
+
+    def ranks(self, positions: Indices) -> tuple[NDArray[np.uint8], Indices]:
+        """See `Classes`."""
+        classes = self._classes[positions]
+        ranks = np.empty(positions.size, np.int64)
+        for which in np.unique(classes):
+            chosen = np.flatnonzero(classes == which)
+            ranks[chosen] = np.searchsorted(np.flatnonzero(self._classes == which), positions[chosen])
+        return classes, ranks
+
+    def positions(self, which: int, ranks: Indices) -> Indices:
+        """See `Classes`."""
+        return np.flatnonzero(self._classes == which)[ranks]
+
+
+class NumpyKernels:
+    """Whole-array operations."""
+
+    def changed(self, old: Patterns, new: Patterns) -> Indices:
+        """See `Kernels`."""
+        per_word = 8 // old.dtype.itemsize
+        if per_word <= 2:  # noqa: PLR2004 - nothing to win
+            return np.flatnonzero(old != new)
+        whole = old.size - old.size % per_word
+        # Eight bytes at a time first: most words did not change.
+        words = np.flatnonzero(old[:whole].view(np.uint64) != new[:whole].view(np.uint64))
+        differs = old[:whole].reshape(-1, per_word)[words] != new[:whole].reshape(-1, per_word)[words]
+        found = np.flatnonzero(differs)
+        tail = np.flatnonzero(old[whole:] != new[whole:]) + whole
+        return np.concatenate((words[found // per_word] * per_word + found % per_word, tail))
+
+    def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
+        """See `Kernels`."""
+        return NumpyClasses(tile, lowest, count, layout)
+
+    def write_rice(self, gaps: Indices, k: int, num_bits: int) -> bytes:
+        """See `Kernels`."""
+        unary = np.zeros(num_bits, np.uint8)
+        unary[np.cumsum((gaps >> k) + 1) - 1] = 1
+        planes = [np.packbits((gaps >> plane).astype(np.uint8) & 1) for plane in range(k)]
+        return b"".join(part.tobytes() for part in (np.packbits(unary), *planes))
+
+    def read_rice(self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int) -> Indices | None:
+        """See `Kernels`."""
+        ends = np.flatnonzero(np.unpackbits(unary))
+        if ends.size != count:
+            return None
+        gaps = np.diff(ends, prepend=-1) - 1
+        gaps <<= k
+        for plane, row in enumerate(planes.reshape(k, (count + 7) // 8)):
+            gaps |= np.unpackbits(row, count=count).astype(np.int64) << plane
+        return gaps
+
+    def write_low_bits(self, values: Patterns, bits: int) -> bytes:
+        """See `Kernels`."""
+        shifts = np.arange(bits, dtype=values.dtype)
+        chunks = (values[begin : begin + _CHUNK] for begin in range(0, values.size, _CHUNK))
+        return b"".join(np.packbits((chunk[:, None] >> shifts).astype(np.uint8) & 1).tobytes() for chunk in chunks)
+
+    def read_low_bits(self, data: NDArray[np.uint8], count: int, bits: int) -> NDArray[np.uint64]:
+        """See `Kernels`."""
+        values = np.zeros(count, np.uint64)
+        for begin in range(0, count, _CHUNK):
+            chunk = values[begin : begin + _CHUNK]
+            first = begin * bits // 8
+            unpacked = np.unpackbits(data[first:], count=chunk.size * bits).reshape(chunk.size, bits)
+            for place in range(bits):
+                chunk |= unpacked[:, place].astype(np.uint64) << np.uint64(place)
+        return values

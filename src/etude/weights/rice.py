@@ -1,0 +1,64 @@
+"""Golomb-Rice codes of gaps: quotients in unary, low bits in planes, so that both sides work on whole arrays."""
+
+import math
+import struct
+
+import numpy as np
+
+from etude.errors import IntegrityError
+from etude.weights.bits import require
+from etude.weights.kernels import Indices, Kernels
+
+_HEADER = struct.Struct("<BII")
+_MAX_K = 22
+EMPTY = b"\0"
+
+
+def write_gaps(indices: Indices, kernels: Kernels) -> bytes:
+    """Return ascending indices as the distances between them."""
+    if not indices.size:
+        return EMPTY
+    gaps = np.diff(indices, prepend=-1) - 1
+    k = _parameter(gaps, int(indices[-1]) + 1 - indices.size)
+    num_bits = gaps.size + int((gaps >> k).sum())
+    return _HEADER.pack(k + 1, gaps.size, num_bits) + kernels.write_rice(gaps, k, num_bits)
+
+
+def read_gaps(data: memoryview, size: int, kernels: Kernels) -> Indices:
+    """Return ascending indices below `size`; refuse everything else before memory for more than these is taken."""
+    if bytes(data[:2]) == EMPTY:
+        return np.zeros(0, np.int64)
+    require(len(data) > _HEADER.size, "a list of gaps ends within its header")
+    above, count, num_bits = _HEADER.unpack_from(data)
+    k = above - 1
+    require(0 <= k <= _MAX_K, f"a Rice parameter of {k}")
+    require(0 < count <= size, f"{count} changes of {size} elements")
+    require(count <= num_bits <= count + (size >> k), f"{num_bits} unary bits for {count} gaps")
+    num_unary, row = (num_bits + 7) // 8, (count + 7) // 8
+    require(len(data) == _HEADER.size + num_unary + k * row, "a list of gaps has another length than its header says")
+    body = np.frombuffer(data, np.uint8, offset=_HEADER.size)
+    unary, planes = body[:num_unary], body[num_unary:]
+    last = (num_bits - 1) % 8
+    require(int(unary[-1]) & (0xFF >> last) == 0x80 >> last, "a unary string does not end with a one")
+    if count % 8 and k:
+        padding = np.bitwise_or.reduce(planes[row - 1 :: row])
+        require(not int(padding) & (0xFF >> count % 8), "the padding of a plane is not zero")
+    gaps = kernels.read_rice(unary, planes, count, k)
+    if gaps is None:
+        msg = f"a unary string has another number of ones than {count}"
+        raise IntegrityError(msg)
+    require(int(gaps.max()) < size, "a gap leads out of the tile")
+    indices = np.cumsum(gaps + 1) - 1
+    require(int(indices[-1]) < size, "a position lies outside of the tile")
+    return indices
+
+
+def _parameter(gaps: Indices, total: int) -> int:
+    """Return the k that needs the fewest bits of three around the best for a geometric distribution of this mean."""
+    mean = total / gaps.size
+    guess = max(0, math.floor(math.log2(0.6931 * (mean + 1)) + 0.5)) if mean else 0
+
+    def bits(k: int) -> int:
+        return gaps.size * (1 + k) + int((gaps >> k).sum())
+
+    return min((max(0, guess - 1), guess, guess + 1), key=bits)
