@@ -6,6 +6,7 @@ It went through a crash: its first controller was killed while a group was being
 import hashlib
 import random
 import struct
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import msgspec
@@ -44,6 +45,7 @@ CONFIG = RunConfig(
     rollout=RolloutSection(group_size=2, groups_per_step=2, max_staleness=1),
 )
 LINEAGE = "0001-aaaaaaaa"
+OnMoment = Callable[[], Awaitable[None]]
 TASKS = tuple(f"task-{number}" for number in range(5))
 
 
@@ -88,8 +90,9 @@ class Writer:
 class RunDouble:
     """Writes the run; `await write_run(directory)` does everything."""
 
-    def __init__(self, store: FileStore, run_id: str, publisher: Publisher) -> None:
+    def __init__(self, store: FileStore, run_id: str, publisher: Publisher, on_moment: OnMoment) -> None:
         self.store = store
+        self._on_moment = on_moment
         self._run_id = run_id
         self._publisher = publisher
         self._random = random.Random(7)
@@ -106,7 +109,9 @@ class RunDouble:
 
     async def put(self, key: str, data: bytes, *, sealed: bool = True) -> str:
         """Write a file, and return its sha256."""
+        await self._on_moment()
         await self.store.put(key, data)
+        await self._on_moment()
         digest = hashlib.sha256(data).hexdigest()
         if sealed:
             self.files[key] = digest
@@ -223,10 +228,18 @@ def _drawn(trajectory: Trajectory) -> int:
     return sum(len(node.completion.token_ids) for node in trajectory.nodes)
 
 
-async def write_run(directory: Path) -> FileStore:
-    """Write the run into an empty directory, sealed, and return its store."""
+async def _pass_by() -> None:
+    pass
+
+
+async def write_run(directory: Path, *, on_moment: OnMoment = _pass_by) -> FileStore:
+    """Write the run into an empty directory, sealed, and return its store.
+
+    `on_moment` is awaited before and after each file is written, for whoever wants to look at a run that goes on.
+    """
     store = FileStore(directory)
-    run = RunDouble(store, await open_run_id(store), await open_publisher(store, lineage=LINEAGE, anchor_every=2))
+    publisher = await open_publisher(store, lineage=LINEAGE, anchor_every=2)
+    run = RunDouble(store, await open_run_id(store), publisher, on_moment)
     await run.put(CONFIG_KEY, resolved_toml(Settings(config=CONFIG, provenance={})).encode())
     for name in TASKS:
         await run.put(f"tasks/train/{name}/instruction.md", f"Do {name}.\n".encode())

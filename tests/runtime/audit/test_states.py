@@ -1,0 +1,127 @@
+# pyright: basic
+"""Runs that go on, that were cut, that are no runs."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+from obstore.exceptions import PermissionDeniedError
+
+from etude.cli.main import main
+from etude.errors import StoreError
+from etude.runtime.audit.audit import audit
+from etude.runtime.audit.doubles import write_run
+from etude.store.ledger_format import segment_key
+from etude.store.local import FileStore
+from etude.store.remote import RemoteStore
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    directory.mkdir()
+    asyncio.run(write_run(directory))
+    return directory
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def broken(report) -> dict[str, tuple[str, ...]]:
+    return {finding.name: finding.first for finding in report.findings if finding.violations}
+
+
+async def test_what_must_hold_already_holds_at_every_moment_of_a_run(tmp_path):
+    states = set()
+    moments = 0
+
+    async def look():
+        nonlocal moments
+        moments += 1
+        if moments % 3 or not (tmp_path / "run/ledger").exists():
+            return
+        report = await audit(FileStore(tmp_path / "run"), run="run")
+        assert broken(report) == {}, f"at moment {moments}"
+        states.add(report.state)
+
+    (tmp_path / "run").mkdir()
+    await write_run(tmp_path / "run", on_moment=look)
+    assert moments > 60
+    assert states == {"open"}
+    assert (await audit(FileStore(tmp_path / "run"), run="run")).state == "sealed"
+
+
+def test_a_ledger_that_lost_its_end_with_the_seal_is_not_called_sealed(copy, capsys):
+    assert main(["verify", str(copy), "--json"]) == 0
+    sealed = json.loads(capsys.readouterr().out)
+    path = copy / segment_key("controller-00000004", 0)
+    path.write_bytes(path.read_bytes()[:-400])
+    main(["verify", str(copy), "--json"])
+    assert json.loads(capsys.readouterr().out)["state"] == "open"
+    assert main(["verify", str(copy), "--seal", sealed["seal"]]) == 5
+    assert "the seal is missing" in capsys.readouterr().out
+
+
+def test_the_seal_of_another_run_is_not_taken_for_this_ones(copy, capsys):
+    assert main(["verify", str(copy), "--seal", "f00d"]) == 5
+    assert "not f00d" in capsys.readouterr().out
+
+
+def test_a_violation_has_an_exit_code_of_its_own_and_names_the_offender(copy, capsys):
+    path = copy / "groups/0/g000000.parquet"
+    path.unlink()
+    assert main(["verify", str(copy)]) == 5
+    assert "groups/0/g000000.parquet: gone" in capsys.readouterr().out
+
+
+def test_a_stranger_in_the_run_is_found_and_logs_are_none(copy, capsys):
+    (copy / "logs/sampler.log").write_text("hello")
+    assert main(["verify", str(copy)]) == 0
+    (copy / "ledger/notes.txt").write_text("hello")
+    (copy / "extra.bin").write_text("hello")
+    assert main(["verify", str(copy)]) == 5
+    said = capsys.readouterr().out
+    assert "ledger/notes.txt: no fact speaks of it" in said
+    assert "extra.bin: no fact speaks of it" in said
+
+
+@pytest.mark.parametrize("files", [{}, {"README.md": b"a project"}, {"run.toml": b"", "summary.json": b"{}"}])
+def test_a_directory_that_is_no_run_with_a_ledger_is_refused_and_left_as_it_is(tmp_path, capsys, files):
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    assert main(["verify", str(tmp_path)]) == 4
+    assert "there is no run with a ledger here" in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == set(files)
+
+
+def test_a_directory_that_does_not_exist_is_not_made(tmp_path, capsys):
+    assert main(["verify", str(tmp_path / "gone")]) == 4
+    assert "there is no run directory" in capsys.readouterr().err
+    assert not (tmp_path / "gone").exists()
+
+
+def test_a_newer_ledger_is_refused_with_the_format_that_it_has(copy, capsys):
+    path = copy / "ledger/run.json"
+    path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"format": 2}))
+    assert main(["verify", str(copy)]) == 2
+    assert "ledger format 2" in capsys.readouterr().err
+
+
+class DeniedBackend:
+    """A bucket that this user may not look into."""
+
+    def get(self, key):
+        raise PermissionDeniedError(f"403 Forbidden: {key}")
+
+    def list(self, prefix):
+        raise PermissionDeniedError("403 Forbidden")
+
+
+async def test_a_bucket_without_permission_is_an_error_that_says_so():
+    with pytest.raises(StoreError, match="access denied"):
+        await audit(RemoteStore(DeniedBackend(), name="s3://bucket/run"), run="s3://bucket/run")
