@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ledger_kit import RUN, Files, read, written
 
-from etude.errors import ConfigError, IntegrityError
+from etude.errors import ConfigError, IntegrityError, ObjectMissingError
 from etude.store.ledger_format import (
     FRAME_HEADER,
     MAX_SEGMENT_BYTES,
@@ -135,6 +135,39 @@ async def test_zeros_after_the_last_batch_are_what_a_power_failure_leaves(ledger
     assert (found, reader.torn_bytes) == (facts, 300)
     with pytest.raises(IntegrityError):
         await read(changed(files, key, files[key] + bytes(300) + b"\1"))
+
+
+async def test_a_fact_of_several_blocks_that_was_cut_is_torn(tmp_path):
+    long = msgspec.json.encode(Admitted(ticket=1, task=random.Random(1).randbytes(200_000).hex(), version=0)) + b"\n"
+    files, places = written(tmp_path, [[line(1)], [long]])
+    (key,) = files
+    facts, _ = await read(files)
+    for size in range(places[0][1] + 1, places[1][1], 9973):
+        found, reader = await read(changed(files, key, files[key][:size]))
+        assert (found, reader.torn_bytes) == (facts[:1], size - places[0][1])
+
+
+class Growing(Files):
+    """A store in which each segment is still being written when it is first read, and seen late."""
+
+    def __init__(self, files, cut):
+        super().__init__(files)
+        self.cut = cut
+        self.asked = set()
+
+    async def get(self, key, *, max_bytes=None):
+        data = await super().get(key, max_bytes=max_bytes)
+        first = key not in self.asked
+        self.asked.add(key)
+        if first and key != min(self):
+            raise ObjectMissingError(key)
+        return data[: self.cut] if first else data
+
+
+@pytest.mark.parametrize("cut", [0, 3, 100, 700])
+async def test_what_grows_while_it_is_read_is_read_to_its_end(ledger, cut):
+    files, _ = ledger
+    assert (await read(Growing(files, cut)))[0] == (await read(files))[0]
 
 
 async def test_bytes_after_the_end_of_a_closed_ledger_are_damage(tmp_path):
