@@ -292,6 +292,8 @@ class SupervisionSection(Section):
     """Time over which restarts are counted."""
     backoff_s: PositiveFloat = 0.5
     """Pause before the first restart; it doubles with each further one, up to 10 seconds."""
+    stall_s: PositiveFloat = 3600.0
+    """How long training may wait for rollouts, or rollouts for training, before the run stops and names both."""
 
 
 class RunConfig(Section):

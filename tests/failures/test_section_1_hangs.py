@@ -38,7 +38,8 @@ from etude.sampling.doubles import FakeEngine
 from etude.sampling.router import SamplerRouter
 from etude.sampling.service import serving
 from etude.store.local import FileStore
-from etude.types import Outcome, SampleRequest, SamplingParams
+from etude.telemetry.waits import current_waits
+from etude.types import Group, Outcome, SampleRequest, SamplingParams
 
 SERVICE = """
 import http.server, os, sys, threading
@@ -329,6 +330,60 @@ class Weights(msgspec.Struct, frozen=True, kw_only=True):
     lineage: str = "l"
     digest: str = "d"
     tensors: dict = {}
+
+
+async def played(buffer, steps):
+    """Let a worker and a trainer meet in a buffer; samplers follow at once."""
+    player = ScriptedPlayer(lambda _task, index, _attempt: (Outcome.SCORED, 1.0, 3 * index))
+
+    class Tasks:
+        def next_task(self):
+            return task()
+
+    plan = GroupPlan(seed=0, size=2, min_survivors=2, retries=0)
+    worker = RolloutWorker(player=player, buffer=buffer, plan=plan, concurrency=2)
+    async with asyncio.timeout(10), asyncio.TaskGroup() as loops:
+        loops.create_task(worker.run(Tasks()))
+        for version in range(steps):
+            for _ in range(buffer.groups_per_step):
+                await buffer.take(version)
+            buffer.trained(version + 1)
+            buffer.served(version + 1)
+        worker.stop()
+
+
+@pytest.mark.row("P-8")
+async def test_training_and_rollouts_never_wait_for_each_other_and_each_wait_has_a_name():
+    """There are slots for a whole step whatever the shape; waits have names and ends."""
+    place, batch = asyncio.Queue(maxsize=1), asyncio.Event()
+
+    async def sample_two():
+        await place.put("one")
+        await place.put("two")
+        batch.set()
+
+    # The mistake: the queue is full before there are the two groups that the trainer takes at once.
+    assert await hangs(asyncio.gather(sample_two(), batch.wait()))
+
+    for groups_per_step, max_staleness in ((1, 0), (3, 0), (2, 2)):
+        await played(SlotBuffer(groups_per_step=groups_per_step, max_staleness=max_staleness), steps=4)
+
+    # Now a sampler that never takes over new weights: slots stay taken, and nothing new is played.
+    buffer = SlotBuffer(groups_per_step=1, max_staleness=0, stall_s=0.5)
+    ticket = buffer.admit("t")
+    buffer.finish(ticket, Group(group_id=ticket.group_id, task_id="t", ticket=0, admitted_version=0, trajectories=()))
+    await buffer.take(0)
+    buffer.trained(1)
+    admitting, training = asyncio.create_task(buffer.wait_for_slot()), asyncio.create_task(buffer.take(1))
+    await asyncio.sleep(0)
+    graph = {wait.owner: (wait.name, wait.on) for wait in current_waits()}
+    assert graph == {
+        "admit": ("a free slot", "the trainer, or samplers that do not follow it,"),
+        "train": ("a group for the step to version 2", "0 groups in flight"),
+    }
+    for stuck, words in ((admitting, r"admit waited 0\.5 s for a free slot"), (training, r"train waited 0\.5 s")):
+        with pytest.raises(RunError, match=words):
+            await stuck
 
 
 class Pausing:

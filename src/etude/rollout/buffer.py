@@ -15,6 +15,7 @@ from typing import Self
 import msgspec
 
 from etude.errors import ConfigError, EndOfTasksError, StoreError
+from etude.telemetry.waits import waiting
 from etude.types import Group
 
 
@@ -57,7 +58,9 @@ class SlotBuffer:
     All methods but the two that wait are plain state changes, for one event loop.
     """
 
-    def __init__(self, *, groups_per_step: int, max_staleness: int, version: int = 0) -> None:
+    def __init__(self, *, groups_per_step: int, max_staleness: int, version: int = 0, stall_s: float = 3600.0) -> None:
+        """`stall_s` bounds every wait for a slot or a group; beyond it something is wrong with who should bring it."""
+        self._stall_s = stall_s
         self.groups_per_step = groups_per_step
         self.max_staleness = max_staleness
         self._version = version
@@ -111,8 +114,12 @@ class SlotBuffer:
 
     async def wait_for_slot(self) -> None:
         """Return once `can_admit`; with one admitting loop it still holds when `admit` is called right after."""
-        while not self.can_admit():
-            await self._changed.wait()
+        if self.can_admit():
+            return
+        others = "the trainer, or samplers that do not follow it,"
+        async with waiting("a free slot", owner="admit", on=others, deadline_s=self._stall_s):
+            while not self.can_admit():
+                await self._changed.wait()
 
     def admit(self, task_id: str) -> Ticket:
         """Give a free slot to a group of this task."""
@@ -179,11 +186,16 @@ class SlotBuffer:
 
         Raise `EndOfTasksError` when the buffer is closed and nothing in flight could still come.
         """
-        while (group := self.try_take(trainer_version)) is None:
-            if self._closed and not self._in_flight:
-                msg = f"the tasks are used up {self._remaining} groups short of the step to version {self._version + 1}"
-                raise EndOfTasksError(f"{msg}: add tasks, or lower trainer.steps")
-            await self._changed.wait()
+        if (group := self.try_take(trainer_version)) is not None:
+            return group
+        name = f"a group for the step to version {self._version + 1}"
+        async with waiting(
+            name, owner="train", on=f"{len(self._in_flight)} groups in flight", deadline_s=self._stall_s
+        ):
+            while (group := self.try_take(trainer_version)) is None:
+                if self._closed and not self._in_flight:
+                    raise self._used_up()
+                await self._changed.wait()
         return group
 
     def trained(self, version: int) -> None:
@@ -230,14 +242,21 @@ class SlotBuffer:
 
     @classmethod
     def restore(
-        cls, state: BufferState, groups: Mapping[str, Group], *, groups_per_step: int, max_staleness: int
+        cls,
+        state: BufferState,
+        groups: Mapping[str, Group],
+        *,
+        groups_per_step: int,
+        max_staleness: int,
+        stall_s: float = 3600.0,
     ) -> Self:
         """Return a buffer that continues from `state`; `groups` holds the finished groups by group_id.
 
         Raise `StoreError` when a finished group is missing, `ConfigError` when the numbers were lowered so far that
         what was admitted under the old ones could not be trained in time.
         """
-        buffer = cls(groups_per_step=groups_per_step, max_staleness=max_staleness, version=state.version)
+        shape = {"groups_per_step": groups_per_step, "max_staleness": max_staleness}
+        buffer = cls(**shape, version=state.version, stall_s=stall_s)
         buffer._served = state.served_version
         buffer._next_number = state.next_number
         buffer._in_flight = {ticket.number: ticket for ticket in state.in_flight}
@@ -297,6 +316,10 @@ class SlotBuffer:
             msg = f"ticket {ticket.number} is not in flight: it was finished or lost before"
             raise ValueError(msg)
         return self._in_flight.pop(ticket.number)
+
+    def _used_up(self) -> EndOfTasksError:
+        msg = f"the tasks are used up {self._remaining} groups short of the step to version {self._version + 1}"
+        return EndOfTasksError(f"{msg}: add tasks, or lower trainer.steps")
 
     def _notify(self) -> None:
         """Wake everyone who waits for a change."""
