@@ -160,6 +160,7 @@ class Controller:
             {group.group_id: group for group in groups},
             groups_per_step=self._config.rollout.groups_per_step,
             max_staleness=self._config.rollout.max_staleness,
+            stall_s=self._config.supervision.stall_s,
         )
         self._groups = [buffer.retake(ticket.number) for ticket in state.taken]
         return buffer
