@@ -2,6 +2,8 @@
 """Small programs that behave as a run's processes may, and a supervisor in a hurry."""
 
 import asyncio
+import json
+import os
 import sys
 from contextlib import asynccontextmanager
 
@@ -96,3 +98,60 @@ async def supervised(tmp_path, *, ready_s=30.0, grace_s=5.0, read_end=None, **se
         ) as supervisor,
     ):
         yield Supervised(supervisor, store, ledger, notes)
+
+
+SAMPLER = """
+import http.server, json, pathlib, sys, threading
+import msgspec
+from etude.types import Completion, FinishReason, SampleRequest, SamplerStatus
+
+name, mark, told = sys.argv[1], pathlib.Path(sys.argv[2]), json.loads(sys.argv[3])
+if mark.exists():
+    told = {}  # it misbehaves in its first life only
+mark.touch()
+running, steps, lock = 0, 0, threading.Lock()
+
+class Sampler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        said = {"pool": "p", "view": "fp32", "lineage": "l", "version": 3, "digest": "d3", **told.get("says", {})}
+        status = SamplerStatus(sampler_id=name, running=running, steps=steps, **said)
+        self.answer(msgspec.json.encode(status))
+
+    def do_POST(self):
+        global running, steps
+        length = int(self.headers["Content-Length"])
+        request = msgspec.msgpack.decode(self.rfile.read(length), type=SampleRequest)
+        with lock:
+            running += 1
+        if told.get("hangs"):
+            threading.Event().wait()
+        with lock:
+            running, steps = running - 1, steps + 1
+        tokens = (7,) * request.params.max_tokens
+        self.answer(msgspec.msgpack.encode(Completion(
+            token_ids=tokens, sampler_logprobs=b"", versions=(), finish_reason=FinishReason.LENGTH, pool="p")))
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sampler)
+server.daemon_threads = True
+threading.Thread(target=server.serve_forever, daemon=True).start()
+print(f"ready http://127.0.0.1:{server.server_port}", flush=True)
+sys.stdin.read()
+"""
+"""Speaks a sampler's protocol without an engine, and misbehaves as it is told in its first life."""
+
+
+def sampler_program(tmp_path, name, **told):
+    command = (sys.executable, "-c", SAMPLER, name, str(tmp_path / f"{name}.mark"), json.dumps(told))
+    environment = dict(os.environ)
+    return Program(name=name, kind="sampler", command=command, log=tmp_path / f"{name}.log", environment=environment)

@@ -33,12 +33,19 @@ class Observation(msgspec.Struct, kw_only=True):
     """When it last was idle, or had taken a decoding step."""
     well_at: float = 0.0
     """When it last had no fault of its own."""
+    was_silent: bool = False
+    """Whether it did not answer the last time."""
 
     def note(self, status: SamplerStatus | None, head: Head | None, now: float) -> None:
         """Add what it answered now, None when it did not."""
         self.now = now
         if status is None:
+            self.was_silent = True
             return
+        if self.was_silent:
+            # What it did not do while it was silent is no second offence.
+            self.followed_at = self.stepped_at = self.well_at = now
+            self.was_silent = False
         before, self.status = self.status, status
         self.answered_at = now
         if head is None or is_at(status, head) or before is None or held(status) != held(before):
@@ -65,7 +72,7 @@ def defect(seen: Observation, expected: Expected, head: Head | None, *, patience
     `patience_s` is for what may be a matter of time: following the head, decoding, recovering from a fault.
     """
     status, now = seen.status, seen.now
-    if status is None:
+    if status is None or seen.was_silent:
         return ""
     claimed = Expected(sampler_id=status.sampler_id, pool=status.pool, view=status.view)
     if claimed != expected:
