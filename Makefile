@@ -6,7 +6,7 @@
 #   make test PYTHON=/path/to/python3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check docs bench clean
+.PHONY: help quickstart test nightly check docs bench clean
 export PYTHON
 
 help: ## List what can be made
@@ -18,6 +18,9 @@ quickstart: .venv/train ## Train a small agent to repair Python modules, on two 
 
 test: .venv/dev ## Run the tests (ARGS=... goes to pytest)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(ARGS)
+
+nightly: .venv/dev ## Run the tests with twenty kills where make test has three (ARGS=... goes to pytest)
+	@ETUDE_KILLS=20 PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(ARGS)
 
 check: .venv/dev ## Format, lint, types, import contracts, tests, documentation
 	@scripts/check

@@ -17,7 +17,7 @@ PAGE = """# Failures
 
 What users of comparable systems reported in public, and the test that shows what becomes of it in etude. Each test
 first lets the plain mistake happen, so that it is known to notice it, and then shows that etude survives or says at
-once what is wrong. `make test ARGS=tests/failures` runs them all.
+once what is wrong. `make test ARGS=tests/failures` runs them all, `make nightly ARGS=tests/failures` with more kills.
 
 Severity: A silently corrupts training or loses days, B ends the run, C wastes time.
 

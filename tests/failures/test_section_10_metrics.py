@@ -155,6 +155,13 @@ def settings_of(model, prefix=""):
             yield from settings_of(section, f"{prefix}{name}.")
 
 
+def read_attributes():
+    """Return the names of all attributes that the package reads anywhere but in the declaration of its settings."""
+    sources = [path for path in (ROOT / "src" / "etude").rglob("*.py") if path.name != "config.py"]
+    nodes = (node for path in sources for node in ast.walk(ast.parse(path.read_text())))
+    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+
+
 @pytest.mark.row("P-93")
 def test_every_documented_setting_takes_effect_in_every_documented_way(tmp_path):
     """File, environment and `--set` each change each key or are refused; an unknown key is refused with a guess."""
@@ -163,6 +170,8 @@ def test_every_documented_setting_takes_effect_in_every_documented_way(tmp_path)
     with pytest.raises(ConfigError, match=r"did you mean trainer\?"):
         load_settings(None, ["training.learning_rate=5.0"], {})
     page = (ROOT / "docs" / "configuration.md").read_text()
+    read = read_attributes()
+    assert not [key for key, _, _ in settings_of(RunConfig) if key.rpartition(".")[2] not in read]
     for key, annotation, default in settings_of(RunConfig):
         assert f"| `{key.rpartition('.')[2]}` |" in page
         text = other_value(annotation, default)
@@ -179,12 +188,6 @@ def test_every_documented_setting_takes_effect_in_every_documented_way(tmp_path)
             for part in key.split("."):
                 value = getattr(value, part)
             assert value != default, f"{key} has no effect through {ways}"
-
-
-def read_attributes():
-    sources = [path for path in (ROOT / "src" / "etude").rglob("*.py") if path.name != "config.py"]
-    nodes = (node for path in sources for node in ast.walk(ast.parse(path.read_text())))
-    return {node.attr for node in nodes if isinstance(node, ast.Attribute)}
 
 
 @pytest.mark.row("P-94")
