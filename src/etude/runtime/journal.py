@@ -10,7 +10,7 @@ from etude.errors import IntegrityError
 from etude.interfaces import Ledger, ObjectStore
 from etude.runtime.directory import RunDirectory
 from etude.runtime.run_state import RunFold, RunState
-from etude.store.ledger import LedgerWriter
+from etude.store.ledger import LedgerWriter, upload_spool
 from etude.store.ledger_format import open_run_id
 from etude.store.ledger_reader import read_writer, writers
 from etude.telemetry.events import AnyEvent, Opened
@@ -151,6 +151,7 @@ async def _first_fact(store: ObjectStore, writer: str, run_id: str) -> Opened | 
 async def open_journal(run: RunDirectory) -> AsyncGenerator[tuple[Journal, Log]]:
     """Begin the ledger of this controller, and yield it with what its predecessors recorded."""
     run_id = await open_run_id(run.store)
+    await upload_spool(run.store, run.local)
     log = await read_log(run.store, run_id)
     opened = await log.end()
     async with await LedgerWriter.open(run.store, run.local, SERVICE, run_id, opened=opened) as ledger:

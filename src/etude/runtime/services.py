@@ -11,6 +11,7 @@ import msgspec
 
 from etude.errors import ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
+from etude.store.ledger import upload_spool
 from etude.store.ledger_reader import read_writer
 from etude.telemetry.waits import Wait
 
@@ -107,8 +108,10 @@ async def read_leases(store: ObjectStore) -> list[Lease]:
     return [_decoded(key, data, Lease) for key, data in zip(keys, await asyncio.gather(*contents), strict=True)]
 
 
-async def ledger_end(store: ObjectStore, writer: str) -> tuple[int, str]:
+async def ledger_end(store: ObjectStore, writer: str, *, local: Path | None = None) -> tuple[int, str]:
     """Return how many facts a process left in its ledger, and the chain value after them.
+
+    `local` is this machine's directory of the run, when the process lived here: it may have left facts there alone.
 
     Read in a thread: checking a long ledger takes its time. Raise `IntegrityError` where it is damaged.
     """
@@ -119,6 +122,8 @@ async def ledger_end(store: ObjectStore, writer: str) -> tuple[int, str]:
             pass
         return reader.events, reader.chain
 
+    if local is not None:
+        await upload_spool(store, local, [writer])
     return await asyncio.to_thread(asyncio.run, read())
 
 

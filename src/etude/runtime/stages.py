@@ -253,7 +253,7 @@ class StageRunner:
             enter, note = self._services.enter_async_context, self._console.note
             section = self._config.supervision
             leases = await enter(LeaseBook(self._run.store, lease_s=section.lease_s, note=note))
-            read_end = partial(ledger_end, self._run.store)
+            read_end = partial(ledger_end, self._run.store, local=self._run.local)
             supervisor = Supervisor(section, leases, ledger=self._journal, read_end=read_end, note=note)
             self._supervisor = await enter(supervisor)
             recorder = await enter(Recorder(self._run.store, self._journal))
