@@ -16,6 +16,8 @@ from etude.telemetry.events import (
     GroupTaken,
     LineageOpened,
     Resumed,
+    SandboxCreated,
+    SandboxDestroyed,
     VersionMade,
 )
 
@@ -68,6 +70,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Of all groups that are finished, taken or in one of the steps, by ticket."""
     num_trained: int = 0
     lost: dict[str, int] = {}
+    sandboxes: tuple[str, ...] = ()
+    """Created and not destroyed."""
 
     def buffer(self) -> BufferState:
         """Return what a slot buffer goes on from, once every sampler serves this version."""
@@ -106,6 +110,7 @@ class RunFold:
         self._files = dict(state.files)
         self._num_trained = state.num_trained
         self._lost = Counter(state.lost)
+        self._sandboxes = dict.fromkeys(state.sandboxes)
 
     def state(self) -> RunState:
         """Return where the run stands."""
@@ -121,6 +126,7 @@ class RunFold:
             files=dict(self._files),
             num_trained=self._num_trained,
             lost=dict(self._lost),
+            sandboxes=tuple(self._sandboxes),
         )
 
     def apply(self, fact: msgspec.Struct) -> None:
@@ -141,6 +147,10 @@ class RunFold:
             case CheckpointDeleted():
                 self._checkpoints.pop(fact.step, None)
                 self._forget_steps_before_the_oldest()
+            case SandboxCreated():
+                self._sandboxes[fact.sandbox] = None
+            case SandboxDestroyed():
+                self._sandboxes.pop(fact.sandbox, None)
             case _:
                 pass
 

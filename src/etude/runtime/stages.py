@@ -12,6 +12,7 @@ import msgspec
 
 from etude.config import RunConfig
 from etude.dashboard.report import write_report
+from etude.environments.reaping import gone
 from etude.errors import ObjectMissingError, RunError, TrainerLostError
 from etude.evaluation.suite import report_key
 from etude.runtime.controller import Controller
@@ -31,7 +32,7 @@ from etude.runtime.task_sets import TaskSets, task_sets
 from etude.runtime.watch import telling_waits, watching
 from etude.store.ledger_format import read_run_id
 from etude.telemetry.console import Console
-from etude.telemetry.events import EvalEnded, StageEnded, StageStarted
+from etude.telemetry.events import EvalEnded, SandboxDestroyed, StageEnded, StageStarted
 from etude.telemetry.sink import JsonlSink
 from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
@@ -79,7 +80,10 @@ class StageRunner:
             with suppress(ObjectMissingError):
                 await read_run_id(self._run.store)
             await self._run.adopt(self._settings)
-            self._journal, self._log = await self._stack.enter_async_context(open_journal(self._run))
+            self._journal, log = await self._stack.enter_async_context(open_journal(self._run))
+            self._found = await look_back(self._run.store, log, self._console.note)
+            self._journal.begin(self._found.state)
+            await self._bury_sandboxes()
         except BaseException:
             await self._stack.aclose()
             raise
@@ -92,6 +96,12 @@ class StageRunner:
                 await seal(self._run.store, self._journal)
         finally:
             await self._stack.aclose()
+
+    async def _bury_sandboxes(self) -> None:
+        """Remove, and record as gone, what controllers that died left behind."""
+        for name in sorted(await asyncio.to_thread(gone, set(self._journal.state.sandboxes))):
+            self._journal.record(SandboxDestroyed(sandbox=name, reason="owner_died"))
+        await self._journal.flush()
 
     async def run(self, stages: tuple[Stage, ...]) -> None:
         """Run these stages in turn; an evaluation counts as `before` training or `after` by its place.
@@ -274,8 +284,6 @@ class StageRunner:
     async def _bring_up_trainer(self) -> None:
         """Return when the trainer stands where the run does, and its version is published."""
         store, note = self._run.store, self._console.note
-        self._found = await look_back(store, self._log, note)
-        self._journal.begin(self._found.state)
         groups_per_step = self._config.rollout.groups_per_step
         self._recovery = Recovery(store, self._journal, groups_per_step=groups_per_step, note=note)
         while True:
