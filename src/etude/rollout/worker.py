@@ -7,7 +7,11 @@ from etude.errors import EndOfTasksError, EtudeError, HarnessError, RunError
 from etude.interfaces import RolloutPlayer, TaskSource
 from etude.rollout.buffer import SlotBuffer, Ticket
 from etude.rollout.group import GroupPlan, PlayedGroup, play_group
+from etude.telemetry.waits import waiting
 from etude.types import Task
+
+_SLOT_WITHIN_S = 86400.0
+"""What frees slots has deadlines of its own; this one is for what nobody thought of."""
 
 
 class RolloutWorker:
@@ -61,7 +65,8 @@ class RolloutWorker:
             for ticket in self._buffer.in_flight:
                 groups.create_task(self._play(ticket, resumed[ticket.task_id]), name=ticket.group_id)
             while True:
-                await self._buffer.wait_for_slot()
+                async with waiting("a slot", owner="admit", on="train", deadline_s=_SLOT_WITHIN_S):
+                    await self._buffer.wait_for_slot()
                 try:
                     task = source.next_task()
                 except EndOfTasksError:

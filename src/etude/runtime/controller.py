@@ -36,6 +36,7 @@ from etude.runtime.step_metrics import Rate, of_groups, of_samplers
 from etude.tasks.source import SeededTaskSource
 from etude.telemetry.console import Console
 from etude.telemetry.events import Admitted, GroupLost, GroupTaken, VersionMade
+from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
 from etude.training.records import StepRequest
 from etude.types import Group, StepReport, Task
@@ -45,6 +46,9 @@ _HOPELESS_STEPS = 5
 """Steps in which every rollout had the same reward, after which a run stops."""
 
 _SERVED_WITHIN_S = 120.0
+
+_GROUP_WITHIN_S = 86400.0
+"""Every attempt has deadlines of its own; this one is for what nobody thought of."""
 
 Reconnect = Callable[[], Awaitable[TrainerClient]]
 """Waits for the trainer's next life."""
@@ -114,9 +118,7 @@ class Controller:
         buffer = await self._open_buffer()
         total = self._config.trainer.steps
         self._drawn = Rate(of_samplers(await self._fleet.statuses())["sampling/tokens_drawn"])
-        completed = self._recovery.completed()
-        if completed is not None:
-            await self._record(buffer, completed, {"trainer/wait_s": 0.0})
+        await self._record_what_a_crash_left_out(buffer)
         if buffer.version >= total:
             return True
         worker = RolloutWorker(
@@ -170,6 +172,14 @@ class Controller:
         status = await self._trainer.health()
         if status.version != self._journal.state.version or status.pending_groups:
             raise TrainerLostError(f"the trainer is at version {status.version}, it was started anew")
+
+    async def _record_what_a_crash_left_out(self, buffer: SlotBuffer) -> None:
+        """Record metrics of steps that were made and not told before the run was interrupted."""
+        self._recovery.completed()
+        told = self._run.newest_step()
+        for report in self._recovery.repeated:
+            if report.step > told:
+                await self._record(buffer, report, {})
 
     def _plan(self) -> GroupPlan:
         rollout = self._config.rollout
@@ -238,7 +248,8 @@ class Controller:
 
     async def _taken(self, buffer: SlotBuffer) -> Group:
         before = perf_counter()
-        group = await buffer.take(buffer.version)
+        async with waiting("a group", owner="train", on="roll out", deadline_s=_GROUP_WITHIN_S):
+            group = await buffer.take(buffer.version)
         self._waited_s += perf_counter() - before
         return group
 

@@ -15,6 +15,7 @@ from etude.errors import ConfigError, ObjectMissingError, PolicyError
 from etude.interfaces import ErasableStore
 from etude.runtime.settings import Settings, resolved_toml
 from etude.store.opening import open_store
+from etude.telemetry.rows import decode_rows
 
 CONFIG_KEY = "run.toml"
 SUMMARY_KEY = "summary.json"
@@ -140,6 +141,18 @@ class RunDirectory:
             if not _is_file(path) or not path.read_bytes().startswith(stored):
                 path.write_bytes(stored)
         return path
+
+    def newest_step(self) -> int:
+        """Return the last optimizer step of RL that the metrics have a row of; 0 without any.
+
+        Raises:
+            IntegrityError: A line of the metrics is damaged.
+        """
+        path = self.local / METRICS_KEY
+        rows = decode_rows(path.read_bytes(), place=str(path)) if _is_file(path) else []
+        return max(
+            (step for row in rows if row.get("stage") == "train" and isinstance(step := row["step"], int)), default=0
+        )
 
     async def keep_metrics(self) -> None:
         """Put the metrics so far into a run directory that is far away; a local one has them already."""

@@ -89,6 +89,8 @@ class Recovery:
         self._note = note
         self._resumed = not journal.follows
         self._completed: StepReport | None = None
+        self.repeated: list[StepReport] = []
+        """Of the steps that were made again, by whichever trainer."""
 
     def completed(self) -> StepReport | None:
         """Return, once, the report of a step that was under way with all its groups, and was made by `bring_back`."""
@@ -236,6 +238,7 @@ class Recovery:
         report = await trainer.optim_step(request)
         if report.version != step.version:
             raise RunError(f"the trainer made version {report.version} where {step.version} was due; see its log")
+        self.repeated.append(report)
         return report
 
 

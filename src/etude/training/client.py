@@ -8,6 +8,7 @@ import aiohttp
 import msgspec
 
 from etude.errors import IntegrityError, RunError, TrainerLostError
+from etude.telemetry.waits import waiting
 from etude.training.records import (
     Accumulated,
     Compared,
@@ -37,11 +38,11 @@ class TrainerClient:
     def __init__(self, url: str, *, timeout_s: float = 600.0) -> None:
         """Call the service at `url`, such as http://127.0.0.1:8070."""
         self._url = url
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "TrainerClient":
-        self._session = aiohttp.ClientSession(timeout=self._timeout)
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s))
         return self
 
     async def __aexit__(
@@ -86,7 +87,10 @@ class TrainerClient:
         if self._session is None:
             raise RuntimeError("enter the client with `async with` first")
         try:
-            async with self._session.request(method, self._url + path, data=body) as response:
+            async with (
+                waiting(path, owner="controller", on="trainer", deadline_s=self._timeout_s, error=TrainerLostError),
+                self._session.request(method, self._url + path, data=body) as response,
+            ):
                 data = await response.read()
                 ok = response.ok
         except (aiohttp.ClientError, TimeoutError) as error:
