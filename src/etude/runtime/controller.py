@@ -120,6 +120,8 @@ class Controller:
         self._drawn = Rate(of_samplers(await self._fleet.statuses())["sampling/tokens_drawn"])
         await self._record_what_a_crash_left_out(buffer)
         if buffer.version >= total:
+            if buffer.version not in (checkpoint.step for checkpoint in self._journal.state.checkpoints):
+                await self._insist(self._checkpoint)
             return True
         worker = RolloutWorker(
             player=self._fleet.player,
@@ -218,8 +220,8 @@ class Controller:
         while report is None:
             try:
                 await self._fill_step(buffer)
-                report = await self._trainer.optim_step(StepRequest(lineage=self._journal.state.lineage))
-                made = VersionMade(lineage=self._journal.state.lineage, version=report.version, step=report.step)
+                report = await self._trainer.optim_step(StepRequest(lineage=self._journal.lineage))
+                made = VersionMade(lineage=self._journal.lineage, version=report.version, step=report.step)
                 self._journal.record(made)
             except TrainerLostError as error:
                 await self._bring_back(error)
@@ -288,7 +290,7 @@ class Controller:
             "stage": "train",
             "step": report.step,
             "version": report.version,
-            "lineage": self._journal.state.lineage,
+            "lineage": self._journal.lineage,
             "trainer/loss": report.loss,
             "trainer/groups_count": float(report.num_groups),
             "trainer/samples_count": float(report.num_samples),
@@ -327,7 +329,7 @@ class Controller:
         """Tell the buffer what the samplers serve; raise `RunError` when they stop following the trainer."""
         behind_since = perf_counter()
         while True:
-            served = await self._fleet.served_version(self._journal.state.lineage)
+            served = await self._fleet.served_version(self._journal.lineage)
             if served is not None:
                 buffer.served(served)
             if served == buffer.version or self._is_lost:

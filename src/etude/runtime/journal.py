@@ -48,6 +48,11 @@ class Journal:
         return self._fold.state()
 
     @property
+    def lineage(self) -> str:
+        """Of the run's newest version."""
+        return self._fold.lineage
+
+    @property
     def position(self) -> Position:
         """The place after the last fact recorded."""
         return Position(writer=self.writer, events=self._events)

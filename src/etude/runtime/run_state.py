@@ -129,6 +129,11 @@ class RunFold:
             sandboxes=tuple(self._sandboxes),
         )
 
+    @property
+    def lineage(self) -> str:
+        """Of the newest version."""
+        return self._lineage
+
     def apply(self, fact: msgspec.Struct) -> None:
         """Take one fact into account; those that say nothing of the state are passed over."""
         match fact:
