@@ -29,11 +29,11 @@ from etude.training.scoring import score
 from etude.types import Head
 
 RENDERER = ChatMLRenderer(byte_tokenizer())
-TEXT = probe_text(RENDERER, max_tokens=160)
+TEXT = probe_text(RENDERER)
 VOCAB = byte_tokenizer().get_vocab_size()
 SHAPE = PolicyShape(
     model_type="qwen3_moe", vocab_size=VOCAB, hidden=32, layers=2, heads=4, kv_heads=2, head_dim=8, qk_norm=True,
-    ffn_hidden=0, experts=4, experts_per_token=2, expert_hidden=16, norm_topk=True, max_context=256,
+    ffn_hidden=0, experts=4, experts_per_token=2, expert_hidden=16, norm_topk=True, max_context=160,
 )  # fmt: skip
 
 
@@ -247,18 +247,18 @@ async def test_a_gap_that_grows_is_told_and_a_level_is_not():
 
 
 def test_the_fixed_text_is_the_same_for_the_same_renderer_and_fits_the_context():
-    again = probe_text(ChatMLRenderer(byte_tokenizer()), max_tokens=160)
+    again = probe_text(ChatMLRenderer(byte_tokenizer()))
     assert (again.token_ids, again.drawn_from) == (TEXT.token_ids, TEXT.drawn_from)
-    assert len(TEXT.token_ids) <= 160
     short = TEXT.short()
     assert len(short.token_ids) - short.drawn_from == 12
-    tiny = probe_text(RENDERER, max_tokens=20)
-    assert (len(tiny.token_ids), tiny.drawn_from) == (20, 1)
+    fitted = TEXT.fit(60)
+    assert (fitted.token_ids, fitted.drawn_from) == (TEXT.token_ids[-60:], 12)
+    assert (len(TEXT.fit(20).token_ids), TEXT.fit(20).drawn_from) == (20, 1)
 
 
 @pytest.mark.parametrize("style", ["chatml", "chatml-compact"])
 def test_a_renderer_that_keeps_its_word_is_accepted(style):
-    assert probe_text(ChatMLRenderer(byte_tokenizer(), style), max_tokens=400).drawn_from > 1
+    assert probe_text(ChatMLRenderer(byte_tokenizer(), style)).drawn_from > 1
 
 
 class Reformatting(ChatMLRenderer):
@@ -281,4 +281,4 @@ class Forgetful(ChatMLRenderer):
 @pytest.mark.parametrize(("kind", "reason"), [(Reformatting, "comes back as"), (Forgetful, "changes token")])
 def test_a_renderer_that_changes_what_was_drawn_is_refused(kind, reason):
     with pytest.raises(RunError, match=reason):
-        probe_text(kind(byte_tokenizer()), max_tokens=400)
+        probe_text(kind(byte_tokenizer()))

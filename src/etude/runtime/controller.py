@@ -303,6 +303,7 @@ class Controller:
             **consumed,
             **of_groups(played),
             **samplers,
+            **self._fleet.canaries.metrics(),
         }
         self._sink.record(row)
         self._console.step(row, total=self._config.trainer.steps)

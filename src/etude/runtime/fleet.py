@@ -16,15 +16,19 @@ from etude.rewards.grader import HarborGrader
 from etude.rewards.screens import digs_for_the_solution
 from etude.rollout.harness import HARNESS_MOUNT, harness_directory
 from etude.rollout.player import HarnessPlayer
+from etude.runtime.canaries import Canaries
 from etude.runtime.children import etude_command
 from etude.runtime.directory import RunDirectory
 from etude.runtime.inspection import Expected
+from etude.runtime.probe_text import probe_text
+from etude.runtime.probes import Prober
 from etude.runtime.recorder import Recorder
 from etude.runtime.roster import Roster
 from etude.runtime.supervisor import Program, Supervisor
 from etude.sampling.router import SamplerRouter
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.waits import waiting
+from etude.training.client import TrainerClient
 from etude.types import Head, SamplerStatus, SamplingParams
 from etude.weights.reader import read_head
 
@@ -42,11 +46,19 @@ class Fleet:
     """What a stage needs to play attempts."""
 
     def __init__(
-        self, *, player: HarnessPlayer, router: SamplerRouter, roster: Roster, recorder: Recorder, logs: Path
+        self,
+        *,
+        player: HarnessPlayer,
+        router: SamplerRouter,
+        roster: Roster,
+        canaries: Canaries,
+        recorder: Recorder,
+        logs: Path,
     ) -> None:
         self.player = player
         self.router = router
         self.roster = roster
+        self.canaries = canaries
         self.recorder = recorder
         self.logs = logs
 
@@ -88,18 +100,23 @@ async def open_fleet(
     recorder: Recorder,
     *,
     publish: Callable[[], Awaitable[None]],
+    trainer: Callable[[], TrainerClient],
     note: Callable[[str], None],
 ) -> AsyncGenerator[Fleet]:
     """Start samplers, gateway and sandboxes, and stop them at the end of the block; the supervisor ends the samplers.
 
-    Samplers load while `publish` brings out the version that they wait for. Raise what `sandboxes` and `publish` raise,
-    and `RunError` when a process does not come up.
+    Samplers load while `publish` brings out the version that they wait for, and serve once they agree with the
+    `trainer`. Raise what `sandboxes` and `publish` raise, and `RunError` when a process does not come up or the
+    renderer does not fit the policy.
     """
     async with AsyncExitStack() as stack:
         async with waiting("sandboxes", owner="etude run", on="this host", deadline_s=_SANDBOXES_S):
             backend = await stack.enter_async_context(sandboxes(config, run=run.url, ledger=recorder.ledger))
         supervision = config.supervision
         router = SamplerRouter(patience_s=supervision.lease_s + RESTART_S)
+        renderer = load_renderer(await run.starting_policy(config), config.policy.renderer)
+        text = probe_text(renderer)
+        prober = Prober(text, config, trainer=trainer, ledger=recorder.ledger)
         roster = Roster(
             router,
             supervisor,
@@ -109,6 +126,7 @@ async def open_fleet(
             patience_s=supervision.lease_s,
             ledger=recorder.ledger,
             note=note,
+            proof=prober.prove,
         )
         await stack.enter_async_context(roster)
         for program in _samplers(run, config):
@@ -118,9 +136,13 @@ async def open_fleet(
             for name, _ in _names(config):
                 starting.create_task(_up(supervisor, name), name=f"start {name}")
         await roster.complete(owner="etude run", deadline_s=START_S)
+        canaries = Canaries(
+            text, config, trainer=trainer, samplers=roster, read_head=lambda: read_head(run.store), note=note
+        )
+        await stack.enter_async_context(canaries)
         gateway = Gateway(
             sampler=router,
-            renderer=load_renderer(await run.starting_policy(config), config.policy.renderer),
+            renderer=renderer,
             context_length=min(status.max_context for status in await router.status()),
         )
         await gateway.start()
@@ -140,7 +162,8 @@ async def open_fleet(
             ledger=recorder.ledger,
             watch=digs_for_the_solution,
         )
-        yield Fleet(player=player, router=router, roster=roster, recorder=recorder, logs=run.local / "logs")
+        logs = run.local / "logs"
+        yield Fleet(player=player, router=router, roster=roster, canaries=canaries, recorder=recorder, logs=logs)
 
 
 @asynccontextmanager

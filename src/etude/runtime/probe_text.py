@@ -39,16 +39,20 @@ class ProbeText(msgspec.Struct, frozen=True, kw_only=True):
     text_of: Callable[[int], str]
     """Text of one id, for people."""
 
+    def fit(self, max_tokens: int) -> "ProbeText":
+        """Return the last tokens, as many as a context takes."""
+        cut = max(0, len(self.token_ids) - max_tokens)
+        return ProbeText(token_ids=self.token_ids[cut:], drawn_from=max(1, self.drawn_from - cut), text_of=self.text_of)
+
     def short(self) -> "ProbeText":
         """Return a part that is cheap enough to be looked at after every swap."""
-        end = min(len(self.token_ids), self.drawn_from + _CANARY_DRAWN)
-        start = max(0, end - _CANARY_TOKENS)
-        ids = self.token_ids[start:end]
-        return ProbeText(token_ids=ids, drawn_from=max(1, self.drawn_from - start), text_of=self.text_of)
+        end = self.drawn_from + _CANARY_DRAWN
+        begun = ProbeText(token_ids=self.token_ids[:end], drawn_from=self.drawn_from, text_of=self.text_of)
+        return begun.fit(_CANARY_TOKENS)
 
 
-def probe_text(renderer: Renderer, *, max_tokens: int) -> ProbeText:
-    """Return at most `max_tokens` tokens of a conversation, of which the policy would draw the last ones.
+def probe_text(renderer: Renderer) -> ProbeText:
+    """Return tokens of a conversation, of which the policy would draw the last ones.
 
     Raises:
         RunError: The renderer does not give a tool call back as it was, or a later turn changes the tokens of an
@@ -61,11 +65,9 @@ def probe_text(renderer: Renderer, *, max_tokens: int) -> ProbeText:
         raise _broken(f"the second turn changes token {_first_difference(whole, prompt)} of the first one's prompt")
     answer = _answer(renderer, whole[len(prompt) :])
     _check_answer(renderer.parse(answer))
-    end = min(len(whole), len(prompt) + _DRAWN_MAX)
-    cut = max(0, end - max_tokens)
     return ProbeText(
-        token_ids=tuple(whole[cut:end]),
-        drawn_from=max(1, len(prompt) - cut),
+        token_ids=tuple(whole[: len(prompt) + _DRAWN_MAX]),
+        drawn_from=len(prompt),
         text_of=lambda token_id: str(renderer.parse([token_id]).get("content") or ""),
     )
 

@@ -76,8 +76,10 @@ class Prober:
             SamplerError: It does not, or does not answer; the message names the first token that differs, and the cause
                 if it is one of those that are known.
         """
-        whole, scored = await self._agree(sampler, self._whole())
-        narrow, _ = await self._agree(sampler, self._narrow())
+        [status] = await sampler.status()
+        text = self._text.fit(status.max_context)
+        whole, scored = await self._agree(sampler, text, self._whole(text))
+        narrow, _ = await self._agree(sampler, text, self._narrow(text))
         self._ledger.record(
             Probed(
                 sampler=name,
@@ -88,27 +90,26 @@ class Prober:
             )
         )
 
-    async def _agree(self, sampler: ProbedSampler, request: ScoreRequest) -> tuple[Finding, Scored]:
+    async def _agree(self, sampler: ProbedSampler, text: ProbeText, request: ScoreRequest) -> tuple[Finding, Scored]:
         """Return a comparison without a defect; raise `SamplerError` when there is none."""
         for _ in range(_TRIES - 1):
-            finding, scored = await self._examine(sampler, request)
+            finding, scored = await self._examine(sampler, text, request)
             if not finding.defect:
                 return finding, scored
             await asyncio.sleep(self._again_s)
-        finding, scored = await self._examine(sampler, request)
+        finding, scored = await self._examine(sampler, text, request)
         if finding.defect:
             raise SamplerError(finding.defect)
         return finding, scored
 
-    def _narrow(self) -> ScoreRequest:
+    def _narrow(self, text: ProbeText) -> ScoreRequest:
         """Ask for the run's own distribution."""
-        text, run = self._text, self._config.sampling
+        run = self._config.sampling
         params = SamplingParams(temperature=run.temperature, top_p=run.top_p, top_k=run.top_k)
         return ScoreRequest(token_ids=text.token_ids, drawn_from=text.drawn_from, params=params)
 
-    def _whole(self) -> ScoreRequest:
+    def _whole(self, text: ProbeText) -> ScoreRequest:
         """Ask for untruncated distributions at a temperature, and for all of some of them."""
-        text = self._text
         drawn = len(text.token_ids) - text.drawn_from
         raw = tuple(text.drawn_from + place for place in range(0, drawn, max(1, drawn // _RAW_POSITIONS)))
         return ScoreRequest(
@@ -118,7 +119,7 @@ class Prober:
             raw_positions=raw[:_RAW_POSITIONS],
         )
 
-    async def _examine(self, sampler: ProbedSampler, request: ScoreRequest) -> tuple[Finding, Scored]:
+    async def _examine(self, sampler: ProbedSampler, text: ProbeText, request: ScoreRequest) -> tuple[Finding, Scored]:
         """Compare one request at equal versions, however often it takes to meet the trainer at one."""
         replays = self._config.algorithm
         while True:
@@ -139,7 +140,7 @@ class Prober:
                 await asyncio.sleep(self._again_s)
                 continue
             if trainer.version == scored.version:
-                return compare(self._text, asked, scored, trainer, self._tolerances[status.pool]), scored
+                return compare(text, asked, scored, trainer, self._tolerances[status.pool]), scored
             await asyncio.sleep(self._again_s)
 
 

@@ -82,6 +82,11 @@ class Roster:
         for client in self._clients.values():
             await client.close()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every sampler serves."""
+        return self._seen.keys() == self._expected.keys() and not self._suspended
+
     async def complete(self, *, owner: str, deadline_s: float) -> None:
         """Return once every sampler serves; raise `RunError` when that takes longer."""
         async with waiting("all samplers", owner=owner, on="supervisor", deadline_s=deadline_s):
@@ -99,6 +104,11 @@ class Roster:
             return
         self._suspend(name, client, reason)
         self._supervisor.restart(name, f"was quarantined: it {reason}")
+
+    def serving(self) -> dict[str, SamplerClient]:
+        """Return the ways to the samplers in service, by name."""
+        well = self._seen.keys() - self._suspended
+        return {name: client for name, client in self._clients.items() if name in well}
 
     def client(self, name: str) -> SamplerClient | None:
         """Return the way to one sampler; None while it is down."""

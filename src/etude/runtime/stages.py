@@ -254,7 +254,7 @@ class StageRunner:
 
     def _watching(self, fleet: Fleet) -> AbstractAsyncContextManager[None]:
         assert self._supervisor is not None
-        return watching([self._supervisor, fleet.recorder, fleet.roster])
+        return watching([self._supervisor, fleet.recorder, fleet.roster, fleet.canaries])
 
     async def _open(self) -> tuple[Fleet, TrainerClient]:
         """Start the processes that rollouts need, once for all stages."""
@@ -275,6 +275,7 @@ class StageRunner:
                     self._supervisor,
                     recorder,
                     publish=self._bring_up_trainer,
+                    trainer=self._present_trainer,
                     note=note,
                 )
                 self._fleet = await enter(fleet)
@@ -292,6 +293,12 @@ class StageRunner:
                 return await self._recovery.bring_back(trainer)
             except TrainerLostError as error:
                 note(f"{error}; waiting for the trainer to be started again")
+
+    def _present_trainer(self) -> TrainerClient:
+        """Return the way to the trainer; raise `RunError` before it has come up for the first time."""
+        if self._trainer is None:
+            raise RunError("the trainer is not up yet")
+        return self._trainer
 
     async def _reconnect(self) -> TrainerClient:
         """Return a way to the trainer's next life, once it answers; raise `RunError` when that takes too long."""
