@@ -25,7 +25,8 @@ RUN_KEY = "ledger/run.json"
 
 BATCH_BYTES = 32 << 10
 """Text of a batch; a longer line is a batch of its own. So several lines are one zstd block: all there or none."""
-MAX_LINE_BYTES = 8 << 20
+MAX_LINE_BYTES = 32 << 20
+"""A seal names every file of a run's tasks."""
 SEGMENT_BYTES = 4 << 20
 """Text after which a segment is ended."""
 MAX_SEGMENT_BYTES = SEGMENT_BYTES + MAX_LINE_BYTES + (1 << 20)
@@ -73,7 +74,7 @@ def segment_key(writer: str, number: int) -> str:
     return f"ledger/{writer}/{number:06d}.jsonl.zst"
 
 
-def chain_line(chain: str, events: int, text: bytes | memoryview) -> tuple[str, bytes]:
+def chain_line(chain: str, events: int, text: bytes | bytearray) -> tuple[str, bytes]:
     """Return the next chain value, over the one before and the text since, and its line."""
     state = hashlib.blake2b(chain.encode(), digest_size=16)
     state.update(text)

@@ -30,7 +30,8 @@ _HEADER = 3
 """Bytes before a block's content: bit 0 says that it is the last, bits 1 and 2 its kind, the others its size."""
 _BLOCK_BYTES = 128 << 10
 _RLE, _RESERVED = 1, 3
-_DECODERS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_CHAIN = b"\n" + CHAIN_PREFIX
+_NO_FACT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class SegmentScanner:
@@ -88,7 +89,9 @@ class SegmentScanner:
         self._offset = 0
         self._sound = 0
         self._text_bytes = 0
-        self._text = b""
+        self._text = bytearray()
+        self._searched = 0
+        """Bytes of the text in which no chain line begins."""
         self._first_line = -1
         """Bytes of the first line, as long as it stands before the text; below 0 until it was checked."""
 
@@ -121,11 +124,12 @@ class SegmentScanner:
         """Take whole batches off the text."""
         if self._first_line < 0 and b"\n" in self._text:
             self._check_first_line()
-        start = 0
-        while (at := self._text.find(b"\n" + CHAIN_PREFIX, start) + 1) and (end := self._text.find(b"\n", at) + 1):
-            yield self._batch(self._text[start:at], self._text[at:end])
-            start = end
-        self._text = self._text[start:]
+        text, start = self._text, 0
+        while (at := text.find(_CHAIN, self._searched) + 1) and (end := text.find(b"\n", at) + 1):
+            yield self._batch(text[start:at], bytes(text[at:end]))
+            start = self._searched = end
+        self._searched = max(0, (at or len(text) - len(_CHAIN) + 1) - 1 - start)
+        del text[:start]
         if not self._text:
             self._sound = self._offset
         elif len(self._text) > MAX_LINE_BYTES + _BLOCK_BYTES:
@@ -138,7 +142,7 @@ class SegmentScanner:
         line = self._text[: self._text.index(b"\n") + 1]
         try:
             first = msgspec.json.decode(line, type=SegmentLine)
-        except _DECODERS as error:
+        except _NO_FACT as error:
             self._damaged(f"its first line is none ({error})")
         check_format(first.format, self._place)
         if first.run != self._run_id:
@@ -149,7 +153,7 @@ class SegmentScanner:
             self._damaged("it does not continue the segment before")
         self._first_line = len(line)
 
-    def _batch(self, text: bytes, line: bytes) -> list[AnyEvent]:
+    def _batch(self, text: bytearray, line: bytes) -> list[AnyEvent]:
         begins, self._first_line = self._first_line, 0
         lines = text[begins:]
         events = self.events + lines.count(b"\n")
@@ -158,7 +162,7 @@ class SegmentScanner:
             self._damaged("a chain line does not fit the facts before it")
         try:
             facts = self._facts.decode_lines(lines)
-        except _DECODERS as error:
+        except _NO_FACT as error:
             self._damaged(f"a line is no fact that this etude knows: {error}")
         if self.events + len(facts) != events or not facts:
             self._damaged("a line has not one fact")
@@ -194,7 +198,7 @@ class SegmentScanner:
             text = decompressor().decompressobj().decompress(data)[self._text_bytes :]
         except zstandard.ZstdError:
             return False
-        at = text.find(b"\n" + CHAIN_PREFIX) + 1
+        at = text.find(_CHAIN) + 1
         events = self.events + text[:at].count(b"\n") - (self._first_line < 0)
         return bool(at) and text[at:] == chain_line(self.chain, events, text[:at])[1]
 
