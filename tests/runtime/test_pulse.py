@@ -70,6 +70,16 @@ async def test_a_blocked_loop_is_seen_with_the_place_while_it_lasts_and_told_aft
     assert "spin_in_user_code" in note
 
 
+async def test_a_block_that_is_known_to_compute_raises_no_alarm(tmp_path):
+    notes = []
+    async with Pulse(FileStore(tmp_path), note=notes.append, publish_s=0.05) as pulse:
+        with pulse.resting():
+            spin_in_user_code(1.6, lambda: None)
+        await published(FileStore(tmp_path), lambda state: state.beat)
+        assert pulse.worst_lag() < 1
+    assert notes == []
+
+
 async def test_what_ended_the_command_is_kept(tmp_path):
     store = FileStore(tmp_path)
     with pytest.raises(StoreError):

@@ -37,6 +37,7 @@ from etude.tasks.source import SeededTaskSource
 from etude.telemetry.console import Console
 from etude.telemetry.events import Admitted, GroupLost, GroupTaken, VersionMade
 from etude.telemetry.waits import waiting
+from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
 from etude.training.records import StepRequest
 from etude.types import Group, StepReport, Task
@@ -46,6 +47,8 @@ _HOPELESS_STEPS = 5
 """Steps in which every rollout had the same reward, after which a run stops."""
 
 _SERVED_WITHIN_S = 120.0
+
+_DRAINED_WITHIN_S = 120.0
 
 _GROUP_WITHIN_S = 86400.0
 """Every attempt has deadlines of its own; this one is for what nobody thought of."""
@@ -71,8 +74,12 @@ class Controller:
         tasks: list[Task],
         sink: MetricSink,
         console: Console,
+        lag: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Go on from what was `found`, to which `recovery` has brought the trainer."""
+        """Go on from what was `found`, to which `recovery` has brought the trainer.
+
+        `lag` says by how many seconds the event loop was late since it was asked before.
+        """
         self._run = run
         self._config = config
         self._fleet = fleet
@@ -85,6 +92,7 @@ class Controller:
         self._source = SeededTaskSource(tasks, seed=config.run.seed)
         self._sink = sink
         self._console = console
+        self._lag = lag
         self._groups: list[Group] = []
         """Of the step being built, in its order."""
         self._num_sent = 0
@@ -140,7 +148,8 @@ class Controller:
                 if step % self._config.checkpoint.every == 0 or step == total or self._draining.is_set():
                     await self._insist(self._checkpoint)
             worker.stop()
-            await playing
+            async with waiting("rollouts to end", owner="train", on="rollouts", deadline_s=_DRAINED_WITHIN_S):
+                await playing
             serving.cancel()
         return buffer.version >= total
 
@@ -298,6 +307,7 @@ class Controller:
             "tokens/trained": float(report.tokens_trained),
             "rollout/groups_in_flight_count": float(len(buffer.in_flight)),
             "rollout/groups_queued_count": float(buffer.num_ready),
+            "runtime/loop_lag_s": self._lag(),
             "sampling/tokens_per_s": self._drawn.per_second(samplers["sampling/tokens_drawn"]),
             **report.metrics,
             **consumed,
@@ -333,7 +343,8 @@ class Controller:
             served = await self._fleet.served_version(self._journal.lineage)
             if served is not None:
                 buffer.served(served)
-            if served == buffer.version or self._is_lost:
+            # A sampler that is down is the supervisor's affair, which has deadlines of its own.
+            if served == buffer.version or self._is_lost or not self._fleet.roster.is_complete:
                 behind_since = perf_counter()
             if perf_counter() - behind_since > _SERVED_WITHIN_S:
                 msg = f"a sampler still serves version {served}, but the trainer is at {buffer.version}"

@@ -9,7 +9,8 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from time import monotonic
 
 import msgspec
@@ -42,6 +43,7 @@ class Pulse:
         self._started = wall_time()
         self._beat = monotonic()
         self._beat_wall = wall_time()
+        self._rests = False
         self._worst_s = 0.0
         self._shown_worst_s = 0.0
         self._blocked_in = ""
@@ -68,6 +70,16 @@ class Pulse:
         self._stopping.set()
         await asyncio.to_thread(self._thread.join, _JOINED_WITHIN_S)
 
+    @contextmanager
+    def resting(self) -> Generator[None]:
+        """Expect nothing of the event loop during the block, which computes without awaiting."""
+        self._rests = True
+        try:
+            yield
+        finally:
+            self._beat, self._beat_wall = monotonic(), wall_time()
+            self._rests = False
+
     def worst_lag(self) -> float:
         """Return by how many seconds the loop was late at most, since this was last asked."""
         worst, self._worst_s = max(self._worst_s, self._lateness()), 0.0
@@ -86,7 +98,7 @@ class Pulse:
             self._blocked_in = ""
 
     def _lateness(self) -> float:
-        return max(0.0, monotonic() - self._beat - BEAT_S)
+        return 0.0 if self._rests else max(0.0, monotonic() - self._beat - BEAT_S)
 
     def _watch(self) -> None:
         """Sample the loop's thread while it is late, and publish; the thread's whole life."""
@@ -106,7 +118,7 @@ class Pulse:
             pid=os.getpid(),
             host=this_host(),
             started=self._started,
-            beat=self._beat_wall,
+            beat=wall_time() if self._rests else self._beat_wall,
             written=wall_time(),
             lag_s=round(lag_s, 3),
             blocked_in=self._blocked_in,

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from time import perf_counter
+from types import TracebackType
 from typing import Literal
 
 import msgspec
@@ -22,6 +23,7 @@ from etude.runtime.journal import open_journal
 from etude.runtime.learning import pretrain, sft
 from etude.runtime.leases import LeaseBook
 from etude.runtime.measuring import measure
+from etude.runtime.pulse import Pulse
 from etude.runtime.recorder import Recorder
 from etude.runtime.recovery import Found, Recovery, look_back
 from etude.runtime.sealing import seal, sizes_and_digests
@@ -70,6 +72,7 @@ class StageRunner:
         self._found: Found | None = None
         self._recovery: Recovery | None = None
         self._tasks: TaskSets | None = None
+        self._pulse = Pulse(run.store, note=console.note)
 
     async def __aenter__(self) -> "StageRunner":
         # The lock on the metrics comes first: a second process must not touch a run that goes on.
@@ -80,6 +83,7 @@ class StageRunner:
             with suppress(ObjectMissingError):
                 await read_run_id(self._run.store)
             await self._run.adopt(self._settings)
+            await self._stack.enter_async_context(self._pulse)
             self._journal, log = await self._stack.enter_async_context(open_journal(self._run))
             self._found = await look_back(self._run.store, log, self._console.note)
             self._journal.begin(self._found.state)
@@ -89,13 +93,16 @@ class StageRunner:
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             await self._services.aclose()
             if kind is None or kind is Drained:
                 await seal(self._run.store, self._journal)
         finally:
-            await self._stack.aclose()
+            in_order = kind is None or kind is Drained
+            await (self._stack.aclose() if in_order else self._stack.__aexit__(kind, error, trace))
 
     async def _bury_sandboxes(self) -> None:
         """Remove, and record as gone, what controllers that died left behind."""
@@ -118,6 +125,7 @@ class StageRunner:
     async def evaluate_now(self) -> None:
         """Evaluate the newest version, whatever was evaluated before."""
         await self._check(("eval",))
+        self._pulse.stage = "eval"
         await self._evaluate(None)
         await self._run.keep_metrics()
         await write_report(self._run.store)
@@ -145,10 +153,11 @@ class StageRunner:
             self._console.note(f"{stage} is done")
             return
         name = f"eval_{when}" if stage == "eval" else stage
+        self._pulse.stage = name
         self._journal.record(StageStarted(stage=name))
         started = perf_counter()
         if stage in LEARNING:
-            with _interruptible():
+            with self._pulse.resting(), _interruptible():
                 await self._learn(stage)
             seconds = perf_counter() - started
         elif stage == "eval":
@@ -244,6 +253,7 @@ class StageRunner:
             tasks=self._task_sets().train,
             sink=self._sink,
             console=self._console,
+            lag=self._pulse.worst_lag,
         )
         with _on_interrupt(controller.drain, self._console):
             async with self._watching(fleet):
