@@ -37,7 +37,6 @@ from etude.tasks.source import SeededTaskSource
 from etude.telemetry.console import Console
 from etude.telemetry.events import Admitted, GroupLost, GroupTaken, VersionMade
 from etude.telemetry.waits import waiting
-from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
 from etude.training.records import StepRequest
 from etude.types import Group, StepReport, Task
