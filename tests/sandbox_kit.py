@@ -2,6 +2,7 @@
 """Sandboxes with owners in processes of their own, which may be killed, and what is left of them."""
 
 import asyncio
+import secrets
 import sys
 from pathlib import Path
 
@@ -26,8 +27,13 @@ asyncio.run(main())
 """
 
 
+def fresh_nap() -> str:
+    """Return a number of seconds that nobody else on this host sleeps for."""
+    return str(10**6 + secrets.randbelow(10**8))
+
+
 class Owner:
-    """A process with one busy sandbox, in which two processes nap for so many seconds as nobody else's do."""
+    """A process with one busy sandbox, in which two processes nap for as many seconds as nobody else's do."""
 
     def __init__(self, process, line, nap):
         self.process = process
@@ -40,8 +46,9 @@ class Owner:
         await self.process.wait()
 
 
-async def owner(task, nap, *, run, namespaces=True) -> Owner:
+async def owner(task, *, run, namespaces=True) -> Owner:
     """Start an owner whose ledger is in the directory `run`, and wait until its sandbox is busy."""
+    nap = fresh_nap()
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, task.path, str(namespaces), nap, str(run), stdout=asyncio.subprocess.PIPE
     )

@@ -8,7 +8,7 @@ import resource
 import signal
 
 import pytest
-from sandbox_kit import naps, owner, runs, until
+from sandbox_kit import fresh_nap, naps, owner, runs, until
 
 from etude.environments.census import living
 from etude.environments.keeper import RestartBudget
@@ -33,19 +33,21 @@ def destroyed(ledger) -> dict[str, str]:
 
 @pytest.mark.parametrize("namespaces", [True, False])
 async def test_the_death_of_a_first_process_fails_its_sandbox_and_no_other(make_task, namespaces):
-    ledger = MemoryLedger()
+    ledger, nap = MemoryLedger(), fresh_nap()
     backend = await LocalBackend.start(namespaces=namespaces, ledger=ledger)
     try:
         async with backend.create(make_task()) as victim, backend.create(make_task(name="b")) as other:
-            running = asyncio.create_task(victim.execute(["sh", "-c", "setsid sleep 777 & sleep 777"], timeout_s=99))
-            await until(lambda: len(naps("777")) == 2)
+            running = asyncio.create_task(
+                victim.execute(["sh", "-c", f"setsid sleep {nap} & sleep {nap}"], timeout_s=99)
+            )
+            await until(lambda: len(naps(nap)) == 2)
             os.kill(victim.process_id, signal.SIGKILL)
             with pytest.raises(SandboxError, match="died during run"):
                 await running
             assert (await other.execute(["echo", "alive"], timeout_s=9)).stdout == b"alive\n"
             await until(lambda: victim.environment_id in destroyed(ledger))
             assert other.environment_id not in destroyed(ledger)
-            assert not naps("777")
+            assert not naps(nap)
     finally:
         await backend.close()
     assert created(ledger) == destroyed(ledger).keys()
@@ -53,13 +55,13 @@ async def test_the_death_of_a_first_process_fails_its_sandbox_and_no_other(make_
 
 @pytest.mark.parametrize("namespaces", [True, False])
 async def test_a_launcher_that_dies_fails_what_it_had_started_and_the_next_sandbox_has_a_new_one(make_task, namespaces):
-    ledger = MemoryLedger()
+    ledger, nap = MemoryLedger(), fresh_nap()
     backend = await LocalBackend.start(namespaces=namespaces, ledger=ledger)
     first = backend.process_id
     try:
         async with backend.create(make_task()) as running:
-            busy = asyncio.create_task(running.execute(["sh", "-c", "setsid sleep 778 & sleep 778"], timeout_s=99))
-            await until(lambda: len(naps("778")) == 2)
+            busy = asyncio.create_task(running.execute(["sh", "-c", f"setsid sleep {nap} & sleep {nap}"], timeout_s=99))
+            await until(lambda: len(naps(nap)) == 2)
             os.kill(first, signal.SIGKILL)
             with pytest.raises(SandboxError, match="launcher of all sandboxes died"):
                 await busy
@@ -67,7 +69,7 @@ async def test_a_launcher_that_dies_fails_what_it_had_started_and_the_next_sandb
             assert backend.process_id not in (0, first)
             assert destroyed(ledger)[running.environment_id] == "launcher_died"
             assert not runs(running.process_id)
-            assert not naps("778")
+            assert not naps(nap)
             assert (await environment.execute(["echo", "again"], timeout_s=9)).stdout == b"again\n"
             (population,) = [one for one in living() if one.backend == backend.name]
             assert (population.launcher, population.sandboxes) == (backend.process_id, (environment.process_id,))
@@ -106,8 +108,8 @@ async def test_a_launcher_beyond_its_budget_ends_in_an_error_that_says_so(make_t
 
 @pytest.mark.parametrize("namespaces", [True, False])
 async def test_reaping_removes_what_the_dead_left_and_nothing_of_the_living(make_task, tmp_path, namespaces):
-    dead = await owner(make_task(), "881", run=tmp_path / "a", namespaces=namespaces)
-    alive = await owner(make_task(name="b"), "882", run=tmp_path / "b", namespaces=namespaces)
+    dead = await owner(make_task(), run=tmp_path / "a", namespaces=namespaces)
+    alive = await owner(make_task(name="b"), run=tmp_path / "b", namespaces=namespaces)
     try:
         os.kill(dead.first, signal.SIGSTOP)  # the worst case: nobody is left to notice, nor to clean up
         os.kill(dead.launcher, signal.SIGKILL)
@@ -116,16 +118,16 @@ async def test_reaping_removes_what_the_dead_left_and_nothing_of_the_living(make
         assert (lives[dead.backend], lives[alive.backend]) == (False, True)
         sandboxes = {dead.sandbox, alive.sandbox, "from-elsewhere-7"}
         assert await asyncio.to_thread(gone, sandboxes) == sandboxes - {alive.sandbox}
-        assert not naps("881")
+        assert not naps(dead.nap)
         assert not runs(dead.first)
-        assert len(naps("882")) == 2
+        assert len(naps(alive.nap)) == 2
         (population,) = living(str(tmp_path / "b"))
         assert (population.owner, population.launcher) == (alive.process.pid, alive.launcher)
         assert population.sandboxes == (alive.first,)
         assert dead.backend not in {lease.backend for lease, _ in leases()}
     finally:
         await alive.kill()
-    await until(lambda: not naps("882"))
+    await until(lambda: not naps(alive.nap))
     await asyncio.to_thread(reap)
     assert not {dead.backend, alive.backend} & {lease.backend for lease, _ in leases()}
 
