@@ -13,10 +13,12 @@ from obstore.exceptions import PermissionDeniedError
 from etude.cli.main import main
 from etude.errors import StoreError
 from etude.runtime.audit.audit import audit
-from etude.runtime.audit.doubles import write_run
-from etude.store.ledger_format import segment_key
+from etude.runtime.audit.doubles import LINEAGE, RunDouble, write_run
+from etude.store.ledger_format import open_run_id, segment_key
 from etude.store.local import FileStore
 from etude.store.remote import RemoteStore
+from etude.telemetry import events as facts
+from etude.weights.publisher import open_publisher
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,44 @@ async def test_what_must_hold_already_holds_at_every_moment_of_a_run(tmp_path):
     assert moments > 60
     assert states == {"open"}
     assert (await audit(FileStore(tmp_path / "run"), run="run")).state == "sealed"
+
+
+class BusyStore(FileStore):
+    """A run in which something happens just before a ledger is read."""
+
+    def __init__(self, root, happen):
+        super().__init__(root)
+        self.happen = happen
+
+    async def get(self, key, *, max_bytes=None):
+        if key.startswith("ledger/local-0"):
+            happen, self.happen = self.happen, None
+            if happen is not None:
+                await happen()
+        return await super().get(key, max_bytes=max_bytes)
+
+
+async def test_what_begins_while_the_ledgers_are_read_is_no_violation(tmp_path):
+    store = FileStore(tmp_path / "run")
+    publisher = await open_publisher(store, lineage=LINEAGE)
+    run = RunDouble(store, await open_run_id(store), publisher, lambda: asyncio.sleep(0))
+    controller, trainer, sampler = (run.writer(name, 1) for name in ("controller", "trainer", "local-0"))
+
+    async def publish(version):
+        trainer.record(facts.Trained(lineage=LINEAGE, version=version, step=version, groups=()))
+        digest = await run.publish(trainer, version)
+        sampler.record(facts.Applied(lineage=LINEAGE, version=version, digest=digest))
+
+    async def happen():
+        await publish(1)
+        await run.play(controller, sampler, ("eval-v1-task", 0, "task"), 1)
+
+    await publish(0)
+    assert broken(await audit(BusyStore(tmp_path / "run", happen), run="run")) == {}
+    sampler.record(facts.Applied(lineage=LINEAGE, version=2, digest="f00d"))
+    run.draw(sampler, "nobody/0", (1,), 2)
+    found = broken(await audit(FileStore(tmp_path / "run"), run="run"))
+    assert set(found) == {"replicas_hold_what_was_published", "tokens_conserved"}
 
 
 def test_a_ledger_that_lost_its_end_with_the_seal_is_not_called_sealed(copy, capsys):

@@ -30,7 +30,7 @@ from etude.runtime.audit.group_files import (
     rollouts_say_what_happened,
 )
 from etude.runtime.audit.groups import groups_once, placeholder_tasks, tasks_in_order, tasks_once
-from etude.runtime.audit.intake import load_ledger
+from etude.runtime.audit.intake import load_late, load_ledger
 from etude.runtime.audit.rules import advantages_follow_from_rewards, staleness_bounded
 from etude.runtime.audit.sandboxes import sandboxes_accounted
 from etude.runtime.audit.summary import summary_follows_from_facts
@@ -45,6 +45,7 @@ from etude.runtime.audit.versions import (
 from etude.runtime.audit.weight_files import look_at_weights
 from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import CONFIG_KEY, SUMMARY_KEY
+from etude.store.local import FileStore
 from etude.tasks.harbor import task_directories
 from etude.tasks.source import SeededTaskSource
 from etude.weights.reader import read_head
@@ -191,9 +192,11 @@ async def _read(store: ObjectStore, facts: Facts, *, quick: bool) -> tuple[Case,
 async def examine(store: ObjectStore, facts: Facts, snapshot: Snapshot, keys: list[str], *, quick: bool) -> Case:
     """Look at all that the facts speak of, and at these files; return what can be judged then."""
     order_controllers(facts)
+    await load_late(store, facts)
     fold = TicketFold(facts)
     fold.run()
-    case = Case(facts, snapshot, tasks=_task_source(snapshot.config, keys))
+    lags = not isinstance(store, FileStore)
+    case = Case(facts, snapshot, tasks=_task_source(snapshot.config, keys), lags=lags)
     case.under_way = fold.under_way
     prepare(facts)
     collect_claims(case)

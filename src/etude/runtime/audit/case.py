@@ -26,14 +26,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Case:
     """The evidence, and how much of it is final."""
 
-    def __init__(self, facts: Facts, snapshot: Snapshot, *, tasks: SeededTaskSource | None = None) -> None:
+    def __init__(
+        self, facts: Facts, snapshot: Snapshot, *, tasks: SeededTaskSource | None = None, lags: bool = False
+    ) -> None:
         """All facts are in, and the controllers have their positions (`chain.order_controllers`).
 
-        `tasks` is the run's source at its beginning; None when the task set cannot be known.
+        `tasks` is the run's source at its beginning; None when the task set cannot be known. `lags` says that ledgers
+        of processes that are alive come into the run directory with a delay.
         """
         self.facts = facts
         self.snapshot = snapshot
         self.tasks = tasks
+        self._lags = lags
         self.under_way: tuple[int, ...] = ()
         """Tickets taken for a step that is not made yet, in order."""
 
@@ -46,6 +50,15 @@ class Case:
     def sealed(self) -> bool:
         """Whether the last command ended in order: then nothing is open, and every file is claimed."""
         return bool(self.facts.one("SELECT count(*) FROM sealed WHERE w = ?", self.last_controller))
+
+    @property
+    def behind(self) -> bool:
+        """Whether a ledger may miss facts that others depend on already: those of a run in a bucket that goes on."""
+        return self._lags and not self.sealed
+
+    def is_late(self, kind: str, what: str) -> bool:
+        """Whether something was recorded after its ledger was read (`intake.load_late`)."""
+        return bool(self.facts.one("SELECT count(*) FROM late WHERE kind = ? AND what = ?", kind, what))
 
     @cached_property
     def crashed(self) -> bool:

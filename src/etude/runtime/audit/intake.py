@@ -5,10 +5,11 @@ from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
 from etude.store.ledger_format import read_run_id
 from etude.store.ledger_reader import read_writer, writers
+from etude.telemetry.events import Event, GroupTaken, Published, RolloutStarted
 
 _FIRST = ("controller-", "trainer-")
 """While the run goes on, who depends is read before who is depended on: controllers speak of what trainer and samplers
-have flushed before."""
+have flushed before. `load_late` is for the dependencies that go the other way."""
 
 
 async def load_ledger(store: ObjectStore, facts: Facts) -> None:
@@ -31,6 +32,38 @@ async def load_ledger(store: ObjectStore, facts: Facts) -> None:
 
 def _rank(name: str) -> int:
     return next((rank for rank, prefix in enumerate(_FIRST) if name.startswith(prefix)), len(_FIRST))
+
+
+async def load_late(store: ObjectStore, facts: Facts) -> None:
+    """Read on in the ledgers of controller and trainers that go on, which were read before those of the samplers.
+
+    What they have by now explains what samplers and trainers say of things that began in between; nothing else of it is
+    judged.
+    """
+    facts.sql.execute("CREATE TABLE late(kind TEXT, what TEXT, PRIMARY KEY(kind, what))")
+    query = "SELECT name, events FROM writer WHERE NOT closed AND service IN ('controller', 'trainer')"
+    for name, known in list(facts.rows(query)):
+        n = 0
+        try:
+            async for batch in read_writer(store, name):
+                for event in batch:
+                    if n >= known and (late := _late(event)):
+                        facts.sql.execute("INSERT OR IGNORE INTO late VALUES(?, ?)", late)
+                    n += 1
+        except IntegrityError:
+            continue  # told when it was read the first time, or will be the next time
+
+
+def _late(event: Event) -> tuple[str, str] | None:
+    match event:
+        case RolloutStarted():
+            return "session", event.session
+        case Published():
+            return "published", f"{event.lineage}/{event.version}/{event.digest}"
+        case GroupTaken():
+            return "taken", f"{event.version + 1}/{event.ticket}"
+        case _:
+            return None
 
 
 async def _load_writer(store: ObjectStore, facts: Facts, name: str, run_id: str) -> None:
