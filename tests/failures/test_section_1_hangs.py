@@ -38,6 +38,7 @@ from etude.sampling.doubles import FakeEngine
 from etude.sampling.router import SamplerRouter
 from etude.sampling.service import serving
 from etude.store.local import FileStore
+from etude.telemetry.events import Applied, Drawn
 from etude.telemetry.waits import current_waits
 from etude.types import Group, Outcome, SampleRequest, SamplingParams
 
@@ -494,6 +495,36 @@ async def test_an_engine_that_fails_in_a_swap_is_replaced_and_nobody_waits_for_i
             await broken.watch()
         with pytest.raises(SamplerError):
             await broken.sample(request("late"))
+
+
+@pytest.mark.slow
+@pytest.mark.row("P-13")
+def test_samplers_are_told_the_version_before_anything_is_drawn(disturbed):
+    """A resumed run publishes its version before it asks for a rollout, so no sampler waits for a batch of its own."""
+
+    # The mistake: engines wait for weights, which come of a batch, which comes of the engines.
+    async def resume():
+        weights, batch = asyncio.Event(), asyncio.Event()
+
+        async def engines():
+            await weights.wait()
+            batch.set()
+
+        async def trainer():
+            await batch.wait()
+            weights.set()
+
+        await asyncio.gather(engines(), trainer())
+
+    assert asyncio.run(hangs(resume()))
+
+    assert len(disturbed.sampler_lives) > disturbed.kills
+    drew = 0
+    for facts in disturbed.sampler_lives:
+        kinds = [type(fact) for fact in facts if isinstance(fact, Applied | Drawn)]
+        assert not kinds or kinds[0] is Applied
+        drew += Drawn in kinds
+    assert drew > 0
 
 
 @pytest.mark.row("P-14")
