@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportAttributeAccessIssue=false
 """Runs whose processes are killed at random points; `ETUDE_KILLS=20` kills more often."""
 
 import asyncio

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportAttributeAccessIssue=false
 import pytest
 
 from etude.errors import IntegrityError, StoreError

@@ -116,6 +116,9 @@ class Recovery:
 
     async def group(self, ticket: Ticket) -> Group:
         """Return a finished group; raise `IntegrityError` when its file is gone or not what was written."""
+        return decode_group(await self._file(ticket))
+
+    async def _file(self, ticket: Ticket) -> bytes:
         file = self._journal.state.files[ticket.number]
         try:
             data = await self._store.get(file.key)
@@ -123,7 +126,7 @@ class Recovery:
             raise IntegrityError(str(error)) from error
         if hashlib.sha256(data).hexdigest() != file.digest:
             raise IntegrityError(f"{file.key} is not what was written")
-        return decode_group(data)
+        return data
 
     async def _restore(self, trainer: TrainerClient) -> int:
         """Have the trainer take over the newest intact checkpoint, and return its step; 0 is the start."""
@@ -155,10 +158,12 @@ class Recovery:
         lost = {ticket.number: _FILE_MISSING for ticket in returned if ticket.number in missing}
         if last < state.version:
             self._note(f"versions {last + 1} to {state.version} are given up: groups that they came of are missing")
-            later = await self._drawn_later(last, [*waiting, *returned], missing)
-            # Whatever was drawn with a version that is given up would count as drawn with the one made in its place.
-            later |= {ticket.number for ticket in (*state.in_flight, *waiting) if ticket.admitted_version > last}
-            lost |= dict.fromkeys(later - lost.keys(), _GIVEN_UP)
+        # Whatever was drawn with a version that is given up would count as drawn with the one made in its place. Not
+        # only now: this may be the second time, after a crash in the middle of the first.
+        later = await self._drawn_later(last, [*waiting, *returned], missing)
+        admitted = (*state.in_flight, *waiting, *returned)
+        later |= {ticket.number for ticket in admitted if ticket.admitted_version > last}
+        lost |= dict.fromkeys(later - lost.keys(), _GIVEN_UP)
         again = {ticket.number for ticket in state.in_flight} | {
             ticket.number for ticket in waiting if ticket.number in missing
         }
@@ -179,7 +184,7 @@ class Recovery:
         missing: set[int] = set()
         for ticket in tickets:
             try:
-                await self.group(ticket)
+                await self._file(ticket)
             except IntegrityError as error:
                 self._note(f"the group of ticket {ticket.number} cannot be used: {error}")
                 missing.add(ticket.number)
