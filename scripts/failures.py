@@ -29,7 +29,7 @@ class Test(NamedTuple):
     """A test function that names rows."""
 
     name: str
-    line: int
+    file: str
     rows: tuple[str, ...]
     shows: str
     """First line of its docstring."""
@@ -39,22 +39,30 @@ class Section(NamedTuple):
     """One section of rows.toml, with what its test file says."""
 
     title: str
-    file: Path
     rows: tuple[dict[str, Any], ...]
     tests: tuple[Test, ...]
+    """That name one of its rows, wherever they stand."""
     not_applicable: dict[str, str]
     """Row to the reason."""
     waits: dict[str, str]
     """Row to the room that it waits for, a colon and the reason."""
 
     def tests_of(self, row: str) -> list[Test]:
-        """Return the tests that name a row, as they stand in the file."""
+        """Return the tests that name a row."""
         return [test for test in self.tests if row in test.rows]
 
 
 def sections(directory: Path = TESTS) -> list[Section]:
-    """Read the rows and what the test files say about them."""
-    return [_section(directory, table) for table in tomllib.loads((directory / "rows.toml").read_text())["section"]]
+    """Read the rows and what the test files say about them; raise `ValueError` for a row that does not exist."""
+    tables = tomllib.loads((directory / "rows.toml").read_text())["section"]
+    modules = {path.name: ast.parse(path.read_text()) for path in sorted(directory.glob("test_*.py"))}
+    tests = [test for name, module in modules.items() for test in _tests(module, name)]
+    known = {row["id"] for table in tables for row in table["row"]}
+    for test in tests:
+        if unknown := sorted({*test.rows} - known):
+            msg = f"{test.file}: {test.name} names {', '.join(unknown)}, which rows.toml does not have"
+            raise ValueError(msg)
+    return [_section(table, modules.get(table["file"], ast.parse("")), tests) for table in tables]
 
 
 def rooms_to_come(directory: Path = TESTS) -> dict[str, str]:
@@ -69,9 +77,7 @@ def page() -> str:
     return "\n".join([PAGE, _summary(found), *tables])
 
 
-def _section(directory: Path, table: dict[str, Any]) -> Section:
-    file = directory / table["file"]
-    module = ast.parse(file.read_text() if file.exists() else "")
+def _section(table: dict[str, Any], module: ast.Module, tests: list[Test]) -> Section:
     constants = {
         target.id: ast.literal_eval(node.value)
         for node in module.body
@@ -79,22 +85,21 @@ def _section(directory: Path, table: dict[str, Any]) -> Section:
         for target in node.targets
         if isinstance(target, ast.Name) and target.id in {"NOT_APPLICABLE", "WAITS"}
     }
-    tests = tuple(_tests(module))
+    rows = {row["id"] for row in table["row"]}
     return Section(
         table["title"],
-        file,
         tuple(table["row"]),
-        tests,
+        tuple(test for test in tests if rows.intersection(test.rows)),
         constants.get("NOT_APPLICABLE", {}),
         constants.get("WAITS", {}),
     )
 
 
-def _tests(module: ast.Module) -> Iterator[Test]:
+def _tests(module: ast.Module, file: str) -> Iterator[Test]:
     for node in module.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
             rows = tuple(row for decorator in node.decorator_list for row in _rows(decorator))
-            yield Test(node.name, node.lineno, rows, (ast.get_docstring(node) or "").partition("\n")[0])
+            yield Test(node.name, file, rows, (ast.get_docstring(node) or "").partition("\n")[0])
 
 
 def _rows(decorator: ast.expr) -> list[str]:
@@ -128,9 +133,7 @@ def _told(row: dict[str, Any]) -> str:
 
 
 def _shown(section: Section, row: str) -> str:
-    return " ".join(
-        f"{test.shows} [`{test.name}`](../tests/failures/{section.file.name})" for test in section.tests_of(row)
-    )
+    return " ".join(f"{test.shows} [`{test.name}`](../tests/failures/{test.file})" for test in section.tests_of(row))
 
 
 def _status(section: Section, row: str) -> str:
