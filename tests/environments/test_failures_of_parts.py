@@ -6,11 +6,13 @@ import contextlib
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 from sandbox_kit import fresh_nap, naps, owner, runs, until
 
 from etude.environments.census import living
+from etude.environments.cgroups import group_directories
 from etude.environments.keeper import RestartBudget
 from etude.environments.lease import HeldLease, lease_directory, lease_of_this_process, leases
 from etude.environments.local import LocalBackend
@@ -175,3 +177,43 @@ async def test_too_many_open_files_here_are_an_error_of_the_sandbox_that_says_wh
             os.close(descriptor)
     async with backend.create(task) as environment:
         assert (await environment.execute(["true"], timeout_s=9)).exit_code == 0
+
+
+async def test_a_launcher_without_room_says_so_and_goes_on_when_there_is_some(make_task):
+    task = make_task()
+    backend = await LocalBackend.start()
+    try:
+        limits = resource.prlimit(backend.process_id, resource.RLIMIT_NOFILE)
+        resource.prlimit(backend.process_id, resource.RLIMIT_NOFILE, (4, limits[1]))
+        with pytest.raises(SandboxError, match="too many open files"):
+            await backend.create(task).__aenter__()
+        resource.prlimit(backend.process_id, resource.RLIMIT_NOFILE, limits)
+        async with backend.create(task) as environment:
+            assert (await environment.execute(["true"], timeout_s=9)).exit_code == 0
+    finally:
+        await backend.close()
+
+
+async def test_a_control_group_that_cannot_be_made_is_an_error_of_that_sandbox_alone(make_task):
+    task, ledger = make_task(), MemoryLedger()
+    backend = await LocalBackend.start(ledger=ledger)
+    try:
+        if not (groups := [path for path in map(Path, group_directories(backend.name)) if path.is_dir()]):
+            pytest.skip("no control groups can be made on this host")
+        taken = groups[0] / f"{backend.name}-{len(created(ledger))}"
+        taken.mkdir()
+        with pytest.raises(SandboxError, match="see that control groups, open files, processes and memory"):
+            await backend.create(task).__aenter__()
+        await until(lambda: not taken.exists())
+        async with backend.create(task) as environment:
+            assert (await environment.execute(["true"], timeout_s=9)).exit_code == 0
+    finally:
+        await backend.close()
+    assert created(ledger) == destroyed(ledger).keys()
+
+
+async def test_a_full_sandbox_names_the_limit_of_its_task(contained, make_task):
+    async with contained.create(make_task(storage_mb=1)) as environment:
+        with pytest.raises(SandboxError, match="storage_mb is used up"):
+            await environment.upload({f"/app/{number}": bytes(1 << 24) for number in range(5)})
+        assert (await environment.execute(["rm", "-rf", "/app/0"], timeout_s=9, user="root")).exit_code == 0

@@ -3,6 +3,7 @@
 One request at a time. When the socket ends, so does this process, and with it everything in its pid namespace.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -64,7 +65,8 @@ class Agent:
             try:
                 answer = self._answer(request, body)
             except (OSError, ValueError) as error:
-                answer = encode({"error": str(error)})
+                full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+                answer = encode({"error": f"{error}; the task's storage_mb is used up" if full else str(error)})
             self._stream.sendall(answer)
 
     def leave(self) -> NoReturn:
