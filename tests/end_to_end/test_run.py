@@ -68,6 +68,14 @@ def test_a_run_that_is_killed_goes_on_where_it_was_to_the_end(killed_and_finishe
     assert "<svg" in (directory / "report.html").read_text()
 
 
+def test_a_run_that_was_killed_and_finished_is_what_it_claims(killed_and_finished, capsys):
+    assert main(["verify", str(killed_and_finished[0]), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["state"] == "sealed"
+    assert said["totals"]["tasks"]["trained"] == 2 * STEPS
+    assert all(finding["checked"] for finding in said["findings"])
+
+
 def test_versions_grow_by_one_and_each_is_made_once(killed_and_finished):
     rows = rows_of(killed_and_finished[0], "train")
     assert all({"step", "version", "time", "lineage"} <= row.keys() for row in rows)

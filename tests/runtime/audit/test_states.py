@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from obstore.exceptions import PermissionDeniedError
+from s3_kit import ENVIRONMENT
 
 from etude.cli.main import main
 from etude.errors import StoreError
@@ -16,6 +17,7 @@ from etude.runtime.audit.audit import audit
 from etude.runtime.audit.doubles import LINEAGE, RunDouble, write_run
 from etude.store.ledger_format import open_run_id, segment_key
 from etude.store.local import FileStore
+from etude.store.opening import open_store
 from etude.store.remote import RemoteStore
 from etude.telemetry import events as facts
 from etude.weights.publisher import open_publisher
@@ -150,6 +152,21 @@ def test_a_newer_ledger_is_refused_with_the_format_that_it_has(copy, capsys):
     path.write_bytes(msgspec.json.encode(msgspec.json.decode(path.read_bytes()) | {"format": 2}))
     assert main(["verify", str(copy)]) == 2
     assert "ledger format 2" in capsys.readouterr().err
+
+
+async def test_a_copy_in_a_bucket_is_verified_like_the_run_itself(finished, endpoint, monkeypatch):
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    bucket = open_store("s3://bucket/copied-run")
+    here = FileStore(finished)
+    keys = await here.list("")
+    for key in keys:
+        await bucket.put(key, await here.get(key))
+    assert (await audit(bucket, run="copy")).findings == (await audit(here, run="run")).findings
+    assert await bucket.list("") == keys
+    await bucket.put("groups/0/g000000.parquet", b"")
+    assert "files_are_those_claimed" in broken(await audit(bucket, run="copy"))
 
 
 class DeniedBackend:
