@@ -109,6 +109,7 @@ async def test_what_a_budget_ended_is_graded_and_called_truncated(result: ExecRe
         (Stage(result=SandboxError("died")), "sandbox", "sandbox"),
         (Stage(destroy_error=SandboxError("stuck")), "sandbox", "sandbox"),
         (Stage(result=SandboxError("died"), destroy_error=SandboxError("stuck")), "sandbox", "sandbox"),
+        (Stage(result=ExecResult(exit_code=-9, stdout=b"", stderr=b"")), "sandbox", "killed"),
         (Stage(grade=SandboxError("no space")), "grader", "sandbox"),
         (Stage(grade=SamplerError("judge's sampler")), "sampler", "sampler"),
         (Stage(result=ExecResult(exit_code=127, stdout=b"", stderr=b"not found"), record=SessionRecord(

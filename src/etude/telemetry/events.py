@@ -178,7 +178,8 @@ class SandboxDestroyed(Event, frozen=True, tag="sandbox_destroyed"):
 
     sandbox: str
     reason: str = ""
-    """Empty: its owner was done with it. `owner_died`: found and removed by a later controller."""
+    """Empty: its owner was done with it. `launcher_died`: lost with all others of its backend. `owner_died`: found and
+    removed by a later controller."""
 
 
 class ServiceStarted(Event, frozen=True, tag="service_started"):
