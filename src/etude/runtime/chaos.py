@@ -1,11 +1,10 @@
 """A recipe under attack: its processes are killed one after the other while it runs, and it must not matter.
 
-The run is a child of this process, and so is everything that it starts, so victims are found below it in /proc. Who is
-killed is drawn from a seed; the moment is not repeatable, for it depends on the machine.
+The run is a child of this process, and its services are found below it in /proc. Who is killed is drawn from a seed;
+the moment is not repeatable, for it depends on the machine.
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import random
@@ -18,8 +17,9 @@ from time import perf_counter
 
 import msgspec
 
+from etude.environments.census import living
 from etude.errors import HostError, RunError
-from etude.runtime.process_tree import Process, descendants, is_running
+from etude.runtime.process_tree import descendants
 
 KINDS = ("controller", "trainer", "sampler", "launcher", "sandbox")
 """What is killed: `controller` hosts gateway, worker and supervisor too; `launcher` starts all `sandbox` processes."""
@@ -151,26 +151,25 @@ class Chaos:
         await self._start()
         return False
 
-    def _victims(self, kind: str) -> list[Process]:
-        """Return the running processes of a kind; none before all services are up."""
+    def _victims(self, kind: str) -> list[int]:
+        """Return the running processes of a kind; none before all services are up.
+
+        Of a sandbox that is its first process: a process inside of it that somebody kills looks, to anyone who watches,
+        like one that the agent's own commands killed.
+        """
         assert self._process is not None
-        below = descendants(self._process.pid)
-        by_kind: dict[str, list[Process]] = {"trainer": [], "sampler": [], "launcher": [], "sandbox": []}
-        for process in below:
-            by_kind[self._kind(process)].append(process)
+        owner = self._process.pid
+        services = [process for process in descendants(owner) if process.parent == owner]
+        mine = [population for population in living() if population.owner == owner]
+        by_kind = {
+            "trainer": [process.pid for process in services if "serve-trainer" in process.command],
+            "sampler": [process.pid for process in services if "serve-sampler" in process.command],
+            "launcher": [population.launcher for population in mine if population.launcher],
+            "sandbox": [pid for population in mine for pid in population.sandboxes],
+        }
         if not (by_kind["trainer"] and by_kind["sampler"] and by_kind["sandbox"]):
             return []
-        if kind in ("controller", "full_disk"):
-            return [Process(pid=self._process.pid, parent=os.getpid(), started=0, command=self._command)]
-        return by_kind[kind]
-
-    def _kind(self, process: Process) -> str:
-        assert self._process is not None
-        if "serve-trainer" in process.command:
-            return "trainer"
-        if "serve-sampler" in process.command:
-            return "sampler"
-        return "launcher" if process.parent == self._process.pid else "sandbox"
+        return by_kind.get(kind, [owner])
 
     async def _attack(self, kind: str) -> bool:
         """Carry out one attack; False when the victim was gone."""
@@ -180,18 +179,17 @@ class Chaos:
         if kind == "full_disk":
             await self._fill_disk()
             return True
-        victim = self._random.choice(victims)
-        assert self._process is not None
-        if kind != "controller" and not is_running(victim):
+        victim = self._random.choice(sorted(victims))
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
             return False
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(victim.pid, signal.SIGKILL)
-            self._kills[kind] += 1
-            self._say(f"killed {kind} {victim.pid}")
-            if kind == "controller":
-                await self._process.wait()
-            return True
-        return False
+        self._kills[kind] += 1
+        self._say(f"killed {kind} {victim}")
+        if kind == "controller":
+            assert self._process is not None
+            await self._process.wait()
+        return True
 
     async def _fill_disk(self) -> None:
         """Take all the space there is, for a few seconds."""

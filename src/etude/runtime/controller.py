@@ -38,7 +38,7 @@ from etude.telemetry.console import Console
 from etude.telemetry.events import Admitted, GroupLost, GroupTaken, VersionMade
 from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
-from etude.training.records import StepRequest
+from etude.training.records import PublishRequest, StepRequest
 from etude.types import Group, StepReport, Task
 from etude.weights.reader import read_head
 
@@ -149,8 +149,14 @@ class Controller:
             worker.stop()
             async with waiting("rollouts to end", owner="train", on="rollouts", deadline_s=_DRAINED_WITHIN_S):
                 await playing
+            # What follows, an evaluation say, looks at the head: it must name the version that was made last.
+            await self._insist(self._publication)
             serving.cancel()
         return buffer.version >= total
+
+    async def _publication(self) -> None:
+        """Return when the newest version is published."""
+        await self._trainer.publish(PublishRequest())
 
     async def _open_buffer(self) -> SlotBuffer:
         """Return the buffer to go on with, and bring the task source and the step under way to where they were."""

@@ -13,8 +13,6 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
 
     pid: int
     parent: int
-    started: int
-    """Clock ticks after boot: with the pid, names a process for good."""
     command: tuple[str, ...]
 
 
@@ -33,12 +31,6 @@ def descendants(pid: int) -> list[Process]:
     return found
 
 
-def is_running(process: Process) -> bool:
-    """Whether this very process still runs, and not another one that was given its number."""
-    now = _read(process.pid)
-    return now is not None and now.started == process.started
-
-
 def _read(pid: int) -> Process | None:
     """Return a process; None when it is gone or only waits to be reaped."""
     try:
@@ -51,4 +43,4 @@ def _read(pid: int) -> Process | None:
     if fields[0] in "ZX":
         return None
     words = tuple(word.decode("utf-8", "replace") for word in command.rstrip(b"\0").split(b"\0"))
-    return Process(pid=pid, parent=int(fields[1]), started=int(fields[19]), command=words)
+    return Process(pid=pid, parent=int(fields[1]), command=words)
