@@ -11,9 +11,12 @@ from etude.rollout.record import RolloutRecord, encode_record
 from etude.store.groups import encode_group, group_key
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.events import Event, GroupReady, RolloutEnded
+from etude.telemetry.waits import waiting
 from etude.types import Group, Trajectory
 
 _MAX_WAITING = 1 << 14
+_STORED_WITHIN_S = 900.0
+"""Longer than a store that answers at all takes for what may wait here."""
 _MAX_TOGETHER = 32
 """Files that share one flush of the ledger."""
 
@@ -68,14 +71,20 @@ class Recorder:
         """Keep a finished group, and return when it may be trained: once ledger and run directory have it."""
         file = _group_file(group, advantages)
         file.stored = asyncio.get_running_loop().create_future()
-        await self._queue.put(file)
-        await self._done(file.stored)
+        async with waiting(
+            "a group's file", owner="rollouts", on="recorder", deadline_s=_STORED_WITHIN_S, error=StoreError
+        ):
+            await self._queue.put(file)
+            await self._done(file.stored)
 
     async def flush(self) -> None:
         """Return when everything handed in so far is stored; raise what went wrong with it."""
         joining = asyncio.ensure_future(self._queue.join())
         try:
-            await self._done(joining)
+            async with waiting(
+                "all files", owner="checkpoint", on="recorder", deadline_s=_STORED_WITHIN_S, error=StoreError
+            ):
+                await self._done(joining)
         finally:
             joining.cancel()
 
