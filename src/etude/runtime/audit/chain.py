@@ -15,7 +15,6 @@ FROM sealed, json_each(sealed.writers) AS entry
 
 def order_controllers(facts: Facts) -> None:
     """Give the controllers their positions: each names the one it goes on from."""
-    facts.sql.execute("CREATE UNIQUE INDEX mark_of ON mark(w, events)")
     facts.sql.execute(
         "UPDATE writer SET service = coalesce((SELECT service FROM opened WHERE opened.w = writer.w), '')"
     )

@@ -14,6 +14,17 @@ from etude.telemetry.events import AnyEvent, Event
 _BATCH = 2000
 _SCALARS = (str, int, float, bool, float | None)
 
+_LOOKED_UP = (
+    ("admitted", "ticket"),
+    ("applied", "w, n"),
+    ("group_ready", "key"),
+    ("mark", "w, events"),
+    ("opened", "w"),
+    ("published", "lineage, version"),
+    ("rollout_ended", "session"),
+    ("trained", "version"),
+)
+
 KINDS: dict[str, type[Event]] = {str(kind.__struct_config__.tag): kind for kind in get_args(AnyEvent)}
 """Kinds of facts by tag, which names their table."""
 
@@ -110,6 +121,11 @@ class Facts:
         """Make all facts so far visible to queries."""
         for table in self._tables.values():
             self._write(table)
+
+    def index(self) -> None:
+        """Make the facts that others are looked up by quick to find."""
+        for name, columns in _LOOKED_UP:
+            self.sql.execute(f"CREATE INDEX {name}_of ON {name}({columns})")
 
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """Return the rows of a query one by one."""

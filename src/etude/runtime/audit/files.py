@@ -177,7 +177,8 @@ def _checkpoint_missing(case: Case, key: str, w: int, n: int) -> str:
         "SELECT count(*) FROM checkpoint_deleted AS gone JOIN writer USING (w) WHERE step = ? "
         "AND (position, n) > ((SELECT position FROM writer WHERE w = ?), ?)"
     )
-    deleted = case.facts.one(query, int(key.split("/")[1]), w, n)
+    step = key.removeprefix("checkpoints/").partition("/")[0]
+    deleted = step.isdecimal() and case.facts.one(query, int(step), w, n)
     return "a file of a checkpoint that was deleted" if deleted else ""
 
 

@@ -29,7 +29,6 @@ CREATE TABLE node(ticket INTEGER, session TEXT, prompt_digest TEXT, digest TEXT,
 CREATE TABLE rollout_file(
     key TEXT, digest TEXT, rollout TEXT, task TEXT, purpose TEXT, outcome TEXT, reward REAL, drawn INTEGER, problem TEXT
 );
-CREATE INDEX group_ready_of ON group_ready(key);
 CREATE TABLE ready AS
 SELECT ticket, key, digest, rollouts, drawn, max(position * 1099511627776 + n) AS place
 FROM group_ready JOIN writer USING (w) GROUP BY ticket;

@@ -1,7 +1,5 @@
 """Tasks and groups: each admitted in the seeded order, and trained once or lost with a reason."""
 
-from collections import Counter
-
 import msgspec
 
 from etude.rollout.buffer import Ticket
@@ -44,20 +42,14 @@ def groups_once(case: Case, tally: Tally) -> None:
     """Check each optimizer step: its groups, none twice, and what the trainer says that it trained on."""
     _breaches(case, tally, "groups")
     _breaches(case, tally, "versions")
-    seen: Counter[int] = Counter()
     size = case.snapshot.config.rollout.groups_per_step if case.snapshot.config else None
-    for lineage, version, step, tickets, survives in steps(case.facts):
+    for lineage, version, step, tickets in steps(case.facts):
         place = f"{lineage} version {version}"
         if size is not None and len(tickets) != size:
             tally.violate(f"{place}: its step has {len(tickets)} groups, not {size}")
         if len(set(tickets)) != len(tickets):
             tally.violate(f"{place}: a group is in it twice")
-        if survives:
-            seen.update(tickets)
         tally.check(_not_as_trained(case, version, step, tickets, place))
-    for ticket, count in seen.items():
-        if count > 1:
-            tally.violate(f"{group_id(ticket)}: in {count} steps")
     _never_recorded(case, tally)
 
 

@@ -28,6 +28,7 @@ async def load_ledger(store: ObjectStore, facts: Facts) -> None:
     for name in sorted(names, key=lambda name: (_rank(name), name)):
         await _load_writer(store, facts, name, run_id)
     facts.flush()
+    facts.index()
 
 
 def _rank(name: str) -> int:

@@ -20,7 +20,7 @@ def staleness_bounded(case: Case, tally: Tally) -> None:
     if config is None:
         tally.note("not judged: run.toml cannot be read")
         return
-    for lineage, version, _, tickets, _ in steps(case.facts):
+    for lineage, version, _, tickets in steps(case.facts):
         start = version - 1
         for ticket in tickets:
             row = next(

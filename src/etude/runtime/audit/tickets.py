@@ -20,6 +20,7 @@ IN_FLIGHT, READY, TAKEN = "in flight", "ready", "taken"
 _SCHEMA = """
 CREATE TABLE step(lineage TEXT, version INTEGER, step INTEGER, tickets TEXT, survives INTEGER DEFAULT 1);
 CREATE TABLE fate(ticket INTEGER, fate TEXT, reason TEXT, version INTEGER);
+CREATE INDEX step_of ON step(version);
 CREATE INDEX fate_of ON fate(ticket);
 CREATE TABLE breach(rule TEXT, what TEXT);
 """
@@ -167,8 +168,8 @@ class TicketFold:
             self._taken.remove(number)
 
 
-def steps(facts: Facts) -> Iterator[tuple[str, int, int, list[int], int]]:
-    """Return lineage, version, step, tickets in order and whether it survives, of every recorded step."""
-    query = "SELECT * FROM step WHERE step IS NOT NULL ORDER BY version, rowid"
-    for lineage, version, step, tickets, survives in facts.rows(query):
-        yield lineage, version, step, msgspec.json.decode(tickets, type=list[int]), survives
+def steps(facts: Facts) -> Iterator[tuple[str, int, int, list[int]]]:
+    """Return lineage, version, step and tickets in order of every recorded step, those that were given up included."""
+    query = "SELECT lineage, version, step, tickets FROM step WHERE step IS NOT NULL ORDER BY version, rowid"
+    for lineage, version, step, tickets in facts.rows(query):
+        yield lineage, version, step, msgspec.json.decode(tickets, type=list[int])

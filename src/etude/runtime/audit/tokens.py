@@ -1,5 +1,6 @@
 """Drawn tokens: each is trained, masked, dropped, or belongs to something that ended without; none is another's."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ SELECT session, rollout, purpose, outcome, ended.drawn AS in_tree,
     CASE WHEN purpose = 'train' THEN CAST(substr(rollout, 2) AS INTEGER) END AS ticket
 FROM rollout_started AS started LEFT JOIN (
     SELECT session, outcome, drawn FROM rollout_ended GROUP BY session
-) AS ended USING (session);
+) AS ended USING (session) GROUP BY session;
 CREATE UNIQUE INDEX session_of ON session(session);
 CREATE TABLE sampled AS
 SELECT substr(prefix, 1, length(prefix) - 1) AS session, calls, tokens FROM (
@@ -81,13 +82,13 @@ def tokens_conserved(case: Case, tally: Tally) -> None:
             tally.check(_problem_of_trained(case, version, group))
 
 
-def _groups(case: Case) -> list[tuple[Any, ...]]:
+def _groups(case: Case) -> Iterator[tuple[Any, ...]]:
     query = (
         "SELECT ready.ticket, ready.drawn, file.drawn, "
         "(SELECT sum(session.in_tree) FROM member JOIN session USING (session) WHERE member.ticket = ready.ticket) "
         "FROM ready JOIN group_file AS file ON file.ticket = ready.ticket AND file.problem = ''"
     )
-    return list(case.facts.rows(query))
+    return case.facts.rows(query)
 
 
 def _problem_of_group(row: tuple[int, int, int, int | None]) -> str:

@@ -139,24 +139,35 @@ def replicas_hold_what_was_published(case: Case, tally: Tally) -> None:
         tally.violate(f"{name}: went from version {before} back to {version} of {lineage}")
 
 
+class _Held:
+    """The versions that a sampler had applied by a place in its ledger."""
+
+    def __init__(self, case: Case, w: int) -> None:
+        self._coming = case.facts.rows("SELECT n, lineage, version FROM applied WHERE w = ? ORDER BY n", w)
+        self._next = next(self._coming, None)
+        self._held: set[tuple[str, int]] = set()
+
+    def by(self, n: int) -> set[tuple[str, int]]:
+        """Return them; later places come later."""
+        while self._next is not None and self._next[0] < n:
+            self._held.add((self._next[1], self._next[2]))
+            self._next = next(self._coming, None)
+        return self._held
+
+
 def samplers_draw_what_they_hold(case: Case, tally: Tally) -> None:
     """Check that each token was drawn with weights that its sampler had applied by then, and none with a mix."""
     decode = msgspec.json.Decoder(list[tuple[int, int]]).decode
-    for w, name in list(case.facts.rows("SELECT w, name FROM writer WHERE w IN (SELECT w FROM drawn)")):
-        applied = case.facts.rows("SELECT n, lineage, version FROM applied WHERE w = ? ORDER BY n", w)
-        coming = next(applied, None)
-        held: set[tuple[str, int]] = set()
-        for n, request, tokens, versions, lineage in case.facts.rows(
-            "SELECT n, request, tokens, versions, lineage FROM drawn WHERE w = ? ORDER BY n", w
-        ):
-            while coming is not None and coming[0] < n:
-                held.add(coming[1:])
-                coming = next(applied, None)
-            runs = decode(versions)
-            if sum(count for _, count in runs) != tokens:
-                tally.check(f"{request}: {tokens} tokens, but versions of {sum(count for _, count in runs)}")
-                continue
-            unknown = [version for version, _ in runs if (lineage, version) not in held]
-            tally.check(
-                f"{request}: {name} drew it with version {unknown[0]}, which it did not hold" if unknown else ""
-            )
+    query = "SELECT w, n, request, tokens, versions, lineage FROM drawn ORDER BY rowid"
+    reading, sampler = -1, _Held(case, -1)
+    for w, n, request, tokens, versions, lineage in case.facts.rows(query):
+        if w != reading:
+            reading, sampler = w, _Held(case, w)
+        held, runs = sampler.by(n), decode(versions)
+        unknown = [version for version, _ in runs if (lineage, version) not in held]
+        if sum(count for _, count in runs) != tokens:
+            tally.check(f"{request}: {tokens} tokens, but versions of {sum(count for _, count in runs)}")
+        elif unknown:
+            tally.check(f"{request}: drawn with version {unknown[0]} of {lineage}, which its sampler did not hold")
+        else:
+            tally.check()
