@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 from run_kit import gone, processes_of, start
 
+from etude.cli.main import main
 from etude.runtime.journal import read_log
 from etude.runtime.run_state import RunState, fold
 from etude.store.ledger_format import read_run_id
@@ -96,6 +97,7 @@ async def test_each_admitted_group_is_trained_once_however_often_the_run_is_kill
     await killed_at_random(coin, directory, seed, 'stages=["train"]', f"trainer.steps={STEPS}")
     controllers, others = await facts_of(directory)
     assert_conserved(controllers, others)
+    assert await asyncio.to_thread(main, ["verify", str(directory)]) == 0
     assert fold(RunState(), controllers).version == STEPS
     assert len(of(LineageOpened, controllers)) == 1
     # Tasks are given out in the order of one source, across all crashes.
@@ -130,6 +132,7 @@ async def test_a_trainer_that_dies_is_brought_back_while_rollouts_go_on(coin, tm
     assert command.steps == list(range(1, STEPS + 1))
     controllers, others = await facts_of(directory)
     assert_conserved(controllers, others)
+    assert await asyncio.to_thread(main, ["verify", str(directory)]) == 0
     assert not of(Resumed, controllers)
     assert len(of(LineageOpened, controllers)) == 1
     assert "the trainer is back at version" in command.notes
