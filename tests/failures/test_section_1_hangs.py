@@ -297,13 +297,18 @@ async def test_a_prompt_that_never_fits_costs_its_group_and_no_more():
                 return task(f"t{self.number % 3}")
 
         lost = []
+
+        async def keep(_ticket, played):
+            if played.lost:
+                lost.append(played)
+
         buffer = SlotBuffer(groups_per_step=4, max_staleness=0)
         worker = RolloutWorker(
             player=player,
             buffer=buffer,
             plan=plan,
             concurrency=4,
-            on_group=lambda ticket, played: lost.append(played) if played.lost else None,
+            on_group=keep,
         )
         async with asyncio.TaskGroup() as loops:
             loops.create_task(worker.run(Tasks()))
