@@ -147,21 +147,7 @@ async def open_fleet(
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop)
-        player = HarnessPlayer(
-            host=gateway,
-            backend=backend,
-            grader=HarborGrader(backend),
-            harness=config.harness,
-            params=SamplingParams(
-                temperature=config.sampling.temperature,
-                top_p=config.sampling.top_p,
-                top_k=config.sampling.top_k,
-                max_tokens=config.sampling.max_tokens,
-            ),
-            on_record=recorder.rollout,
-            ledger=recorder.ledger,
-            watch=digs_for_the_solution,
-        )
+        player = _player(config, gateway, backend, recorder)
         logs = run.local / "logs"
         yield Fleet(player=player, router=router, roster=roster, canaries=canaries, recorder=recorder, logs=logs)
 
@@ -181,6 +167,24 @@ async def sandboxes(config: RunConfig, *, run: str = "", ledger: Ledger = NO_LED
         yield backend
     finally:
         await backend.close()
+
+
+def _player(config: RunConfig, gateway: Gateway, backend: LocalBackend, recorder: Recorder) -> HarnessPlayer:
+    return HarnessPlayer(
+        host=gateway,
+        backend=backend,
+        grader=HarborGrader(backend),
+        harness=config.harness,
+        params=SamplingParams(
+            temperature=config.sampling.temperature,
+            top_p=config.sampling.top_p,
+            top_k=config.sampling.top_k,
+            max_tokens=config.sampling.max_tokens,
+        ),
+        on_record=recorder.rollout,
+        ledger=recorder.ledger,
+        watch=digs_for_the_solution,
+    )
 
 
 def trainer_program(run: RunDirectory, config: RunConfig) -> Program:
