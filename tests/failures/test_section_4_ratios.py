@@ -23,6 +23,7 @@ from etude.policy.files import random_policy
 from etude.policy.shape import PolicyShape
 from etude.policy.views import round_rows_to_e4m3
 from etude.runtime.canaries import Canaries
+from etude.runtime.journal import read_log
 from etude.runtime.probe_text import probe_text
 from etude.runtime.probes import Prober
 from etude.sampling.decode_loop import Held
@@ -30,6 +31,9 @@ from etude.sampling.engine import Forced
 from etude.sampling.engines.torch_engine import TorchEngine
 from etude.sampling.faulty import EngineFaults, FaultyEngine
 from etude.sampling.sampler import EngineSampler
+from etude.store.ledger_format import read_run_id
+from etude.store.local import FileStore
+from etude.telemetry.events import Probed, RolloutStarted
 from etude.training.records import TrainerStatus
 from etude.training.scoring import score
 from etude.types import (
@@ -297,6 +301,20 @@ async def test_a_sampler_that_is_off_by_one_token_never_serves(shift, which):
                 await proven(served, view=view)
         async with sampler(EngineFaults(), view) as served:
             await proven(served, view=view)
+
+
+@pytest.mark.row("P-44")
+async def test_in_a_run_every_sampler_is_proven_before_the_first_rollout(finished):
+    """The ledger of a run has each sampler's proof, with its largest error, before anything was drawn."""
+    store = FileStore(finished)
+    log = await read_log(store, await read_run_id(store))
+    facts = [fact async for fact in log.facts()]
+    proofs = [fact for fact in facts if isinstance(fact, Probed)]
+    first = next(place for place, fact in enumerate(facts) if isinstance(fact, RolloutStarted))
+    assert {proof.sampler for proof in proofs} == {"exact-0", "rounded-0"}
+    assert max(facts.index(proof) for proof in proofs) < first
+    errors = {proof.sampler: proof.max_error for proof in proofs}
+    assert errors["exact-0"] < 1e-4 < errors["rounded-0"]
 
 
 @pytest.mark.row("P-45")
