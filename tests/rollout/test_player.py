@@ -39,6 +39,7 @@ class Stage:
         open_error: EtudeError | None = None,
         create_error: EtudeError | None = None,
         destroy_error: EtudeError | None = None,
+        unserved_s: float = 0.0,
     ) -> None:
         self.host = ScriptedHost(record, open_error=open_error)
         self.backend = ScriptedBackend(
@@ -53,6 +54,7 @@ class Stage:
             harness=HARNESS,
             params=SamplingParams(),
             on_record=self.records.append,
+            unserved_s=lambda _: unserved_s,
         )
 
     async def play(self) -> Trajectory:
@@ -69,6 +71,8 @@ async def test_the_harness_gets_the_instruction_the_model_and_nothing_else():
         "LANG": "C",
         "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
         "OPENAI_API_KEY": f"key of {session_id}",
+        "ANTHROPIC_BASE_URL": "http://127.0.0.1:9",
+        "ANTHROPIC_API_KEY": f"key of {session_id}",
     }
     assert (stage.host.opened[0].max_calls, stage.host.opened[0].max_session_tokens) == (5, 100)
     assert stage.host.opened[0].min_version == 4
@@ -98,6 +102,16 @@ async def test_a_harness_that_ends_by_itself_is_scored_on_its_change_alone():
 async def test_what_a_budget_ended_is_graded_and_called_truncated(result: ExecResult, record: SessionRecord):
     trajectory = await Stage(result=result, record=record).play()
     assert (trajectory.outcome, trajectory.reward) == (Outcome.TRUNCATED, 1.0)
+
+
+async def test_time_that_an_outage_took_from_the_agent_is_no_fault_of_the_policy():
+    late = ExecResult(exit_code=-9, stdout=b"", stderr=b"", timed_out=True)
+    robbed = await Stage(result=late, unserved_s=0.1 * TASK.agent_timeout_s).play()
+    assert (robbed.outcome, robbed.reward) == (Outcome.INFRA_ERROR, None)
+    assert robbed.failure
+    assert (robbed.failure.component, robbed.failure.reason) == ("sampler", "outage")
+    assert (await Stage(result=late, unserved_s=0.01 * TASK.agent_timeout_s).play()).outcome is Outcome.TRUNCATED
+    assert (await Stage(unserved_s=0.5 * TASK.agent_timeout_s).play()).outcome is Outcome.SCORED
 
 
 @pytest.mark.parametrize(

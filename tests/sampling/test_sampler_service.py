@@ -205,6 +205,22 @@ async def test_a_prompt_too_long_is_not_tried_elsewhere():
     assert sum(len(replica.seen) for replica in replicas) == 1
 
 
+async def test_the_router_counts_the_time_in_which_nobody_served_a_session():
+    router = SamplerRouter(patience_s=60.0)
+    asked = asyncio.ensure_future(router.sample(request("a", (1,), session="waits")))
+    served = SamplerRouter([Scripted("well")])
+    await served.sample(request("b", (1,), session="waits"))
+    assert served.unserved_s("waits") == 0.0
+    async with asyncio.timeout(10):
+        while not router.unserved_s("waits"):  # noqa: ASYNC110 the router tells nobody
+            await asyncio.sleep(0)
+    before = router.unserved_s("waits")
+    asked.cancel()
+    await asyncio.wait({asked})
+    assert router.unserved_s("waits") >= before > 0.0
+    assert router.unserved_s("another") == 0.0
+
+
 async def test_when_nobody_serves_the_router_gives_up_after_its_patience():
     with pytest.raises(SamplerError, match="no sampler served it within"):
         await SamplerRouter([Scripted("a", error=SamplerError("gone"))], patience_s=0.2).sample(request("a", (1,)))

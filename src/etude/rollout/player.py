@@ -34,6 +34,8 @@ _CANNOT_START = (126, 127)
 
 _MESSAGE_CHARS = 2000
 _REASON_CHARS = 60
+_OUTAGE_SHARE = 0.05
+"""Of an agent's time, without samplers, from which on running out of time says nothing about the policy."""
 
 
 class _Attempt:
@@ -115,12 +117,14 @@ class HarnessPlayer:
         on_record: Callable[[RolloutRecord], None] | None = None,
         ledger: Ledger = NO_LEDGER,
         watch: Callable[[Sequence[Mapping[str, object]]], str] = lambda _: "",
+        unserved_s: Callable[[str], float] = lambda _: 0.0,
         overhead_s: float = 300.0,
     ) -> None:
         """The backend shows the harness's directory at `HARNESS_MOUNT`.
 
         An attempt that takes `overhead_s` seconds longer than its task gives the agent and the tests is cancelled.
-        `watch` reads the conversation, in a thread, and returns the evidence for which the attempt is held, if any.
+        `unserved_s` says for how many seconds no sampler served a session: an agent that ran out of time over it is not
+        scored. `watch` reads the conversation, in a thread, and returns the evidence for which the attempt is held.
         `on_record` is called once per attempt, however it ended, on the event loop: it should only pass on. The ledger
         is told here that an attempt begins, and by whoever keeps the record that it ended.
         """
@@ -132,6 +136,7 @@ class HarnessPlayer:
         self._on_record = on_record
         self._ledger = ledger
         self._watch = watch
+        self._unserved_s = unserved_s
         self._overhead_s = overhead_s
 
     async def play(
@@ -219,7 +224,7 @@ class HarnessPlayer:
             finally:
                 with state.stage("session", "gateway"):
                     state.session = await self._host.close(spec.session_id)
-            state.failure = _unscorable(execution, state.session)
+            state.failure = _unscorable(execution, state.session) or self._outage(execution, task, spec)
             if state.failure is not None:
                 return
             if evidence := await asyncio.to_thread(self._watch, state.session.messages):
@@ -232,13 +237,29 @@ class HarnessPlayer:
             grade = await self._grader.grade(task, change)
         state.score(grade, ended_by_limit=execution.timed_out or bool(state.session.truncated))
 
+    def _outage(self, execution: ExecResult, task: Task, spec: SessionSpec) -> Failure | None:
+        """Return a failure for an agent that had no time left because no sampler answered it."""
+        unserved_s = self._unserved_s(spec.session_id)
+        if not execution.timed_out or unserved_s <= _OUTAGE_SHARE * task.agent_timeout_s:
+            return None
+        limit_s = task.agent_timeout_s
+        message = f"the agent ran out of its {limit_s:g} s, and no sampler served it for {unserved_s:.1f} s of them"
+        return Failure(component="sampler", reason="outage", message=message)
+
     async def _execute(self, environment: Environment, task: Task, key: str) -> ExecResult:
         """Run the agent program to its end or its deadline."""
         return await environment.execute(
             harness_command(self._harness, task),
             timeout_s=task.agent_timeout_s,
             cwd=task.workdir,
-            env={**self._harness.env, "OPENAI_BASE_URL": environment.model_url, "OPENAI_API_KEY": key},
+            env={
+                **self._harness.env,
+                "OPENAI_BASE_URL": environment.model_url,
+                "OPENAI_API_KEY": key,
+                # Anthropic's clients add the version themselves.
+                "ANTHROPIC_BASE_URL": environment.model_url.removesuffix("/v1"),
+                "ANTHROPIC_API_KEY": key,
+            },
         )
 
     def _report(self, trajectory: Trajectory, task: Task, session: SessionRecord, purpose: str) -> None:

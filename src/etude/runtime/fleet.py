@@ -147,7 +147,7 @@ async def open_fleet(
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop)
-        player = _player(config, gateway, backend, recorder)
+        player = _player(config, gateway, router, backend, recorder)
         logs = run.local / "logs"
         yield Fleet(player=player, router=router, roster=roster, canaries=canaries, recorder=recorder, logs=logs)
 
@@ -169,7 +169,9 @@ async def sandboxes(config: RunConfig, *, run: str = "", ledger: Ledger = NO_LED
         await backend.close()
 
 
-def _player(config: RunConfig, gateway: Gateway, backend: LocalBackend, recorder: Recorder) -> HarnessPlayer:
+def _player(
+    config: RunConfig, gateway: Gateway, router: SamplerRouter, backend: LocalBackend, recorder: Recorder
+) -> HarnessPlayer:
     return HarnessPlayer(
         host=gateway,
         backend=backend,
@@ -184,6 +186,7 @@ def _player(config: RunConfig, gateway: Gateway, backend: LocalBackend, recorder
         on_record=recorder.rollout,
         ledger=recorder.ledger,
         watch=digs_for_the_solution,
+        unserved_s=router.unserved_s,
     )
 
 

@@ -2,13 +2,15 @@
 
 import hashlib
 
+import msgspec
+
 from etude.errors import ObjectMissingError
 from etude.interfaces import ObjectStore
 from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import CONFIG_KEY, METRICS_KEY, SUMMARY_KEY
 from etude.runtime.journal import Journal
 from etude.runtime.services import ledger_end
-from etude.store.ledger_format import RUN_KEY
+from etude.store.ledger_format import RUN_KEY, SEAL_KEY, SealFile
 from etude.store.ledger_reader import writers
 from etude.telemetry.events import Sealed
 from etude.weights.chain import HEAD_KEY
@@ -29,6 +31,8 @@ async def seal(store: ObjectStore, journal: Journal) -> None:
     ends = {name: await ledger_end(store, name) for name in others}
     journal.record(Sealed(files=await sizes_and_digests(store, keys), writers=ends))
     await journal.flush()
+    events, chain = await ledger_end(store, journal.writer)
+    await store.put(SEAL_KEY, msgspec.json.encode(SealFile(writer=journal.writer, events=events, chain=chain)))
 
 
 async def sizes_and_digests(store: ObjectStore, keys: list[str]) -> dict[str, tuple[int, str]]:

@@ -67,6 +67,7 @@ class SamplerRouter:
         self._seats = [_Seat(replica) for replica in replicas]
         self._patience_s = patience_s
         self._sessions: OrderedDict[str, _Seat] = OrderedDict()
+        self._unserved_s: OrderedDict[str, float] = OrderedDict()
 
     def add(self, replica: Replica) -> None:
         """Route to one more replica."""
@@ -106,6 +107,10 @@ class SamplerRouter:
         """Return the seconds that a token of a replica took lately; 0 while nobody knows."""
         return next((seat.token_s for seat in self._seats if seat.replica is replica), 0.0)
 
+    def unserved_s(self, session_id: str) -> float:
+        """Return the seconds that requests of a session waited because replicas failed them or none was in service."""
+        return self._unserved_s.get(session_id, 0.0)
+
     async def sample(self, request: SampleRequest) -> Completion:
         """Return the completion from whichever replica drew it.
 
@@ -116,26 +121,34 @@ class SamplerRouter:
             SamplerBusyError: Every replica stayed busy.
             SamplerError: Every replica stayed unreachable.
         """
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._patience_s
         pause_s = 0.05
         while True:
             refusals: list[SamplerError] = []
             tried: set[_Seat] = set()
             while (seat := self._choose(request.session_id, tried)) is not None:
                 tried.add(seat)
+                began = clock()
                 try:
                     return await self._ask(seat, request)
                 except (ContextOverflowError, SampleRequestError):
                     raise
                 except SamplerError as error:
                     refusals.append(error)
+                    self._note_unserved(request.session_id, clock() - began)
             stale = [error for error in refusals if isinstance(error, VersionUnavailableError)]
             # A replica that is behind catches up with `min_version`; what is past does not come back.
             if stale and len(stale) == len(refusals) and request.min_version is None:
                 raise stale[-1]
-            if asyncio.get_running_loop().time() + pause_s > deadline:
+            if clock() + pause_s > deadline:
                 raise self._given_up(request, refusals)
-            await asyncio.sleep(pause_s)
+            began = clock()
+            try:
+                await asyncio.sleep(pause_s)
+            finally:
+                # Whoever stops waiting here wants to know, too.
+                self._note_unserved(request.session_id, clock() - began)
             pause_s = min(2 * pause_s, 2.0)
 
     async def status(self) -> Sequence[SamplerStatus]:
@@ -174,6 +187,12 @@ class SamplerRouter:
         if len(self._sessions) > _SESSIONS_MAX:
             self._sessions.popitem(last=False)
         return completion
+
+    def _note_unserved(self, session_id: str, seconds: float) -> None:
+        self._unserved_s[session_id] = self._unserved_s.get(session_id, 0.0) + seconds
+        self._unserved_s.move_to_end(session_id)
+        if len(self._unserved_s) > _SESSIONS_MAX:
+            self._unserved_s.popitem(last=False)
 
     async def _draw(self, seat: _Seat, request: SampleRequest) -> Completion:
         drawing = asyncio.ensure_future(seat.replica.sample(request))

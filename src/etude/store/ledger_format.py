@@ -22,6 +22,7 @@ from etude.interfaces import ObjectStore
 
 FORMAT = 1
 RUN_KEY = "ledger/run.json"
+SEAL_KEY = "ledger/seal.json"
 
 BATCH_BYTES = 32 << 10
 """Text of a batch; a longer line is a batch of its own. So several lines are one zstd block: all there or none."""
@@ -93,6 +94,29 @@ def compressor() -> zstandard.ZstdCompressor:
 def decompressor() -> zstandard.ZstdDecompressor:
     """Return what decompresses segments, each by a `decompressobj` whose memory the window bounds."""
     return zstandard.ZstdDecompressor(max_window_size=1 << _WINDOW_LOG)
+
+
+class SealFile(msgspec.Struct, frozen=True, kw_only=True):
+    """ledger/seal.json: where the run's newest seal lies. Written after it, so that no cut before it passes."""
+
+    writer: str
+    events: int
+    """Facts of that ledger, the seal included."""
+    chain: str
+    """Its chain value after them."""
+
+
+async def read_seal(store: ObjectStore) -> SealFile | None:
+    """Return the newest seal, None for a run that was never sealed; raise `IntegrityError` when the file is damaged."""
+    try:
+        data = await store.get(SEAL_KEY, max_bytes=_MAX_RUN_FILE_BYTES)
+    except ObjectMissingError:
+        return None
+    try:
+        return msgspec.json.decode(data, type=SealFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        msg = f"{SEAL_KEY} is damaged ({error}): restore it"
+        raise IntegrityError(msg) from error
 
 
 async def read_run_id(store: ObjectStore) -> str:

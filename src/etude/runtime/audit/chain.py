@@ -62,6 +62,12 @@ def ledger_intact(case: Case, tally: Tally) -> None:
             tally.check(
                 f"{name}: it grew from {said} to {found} facts after {by} saw its end" if final and said < found else ""
             )
+    query = (
+        "SELECT writer, mark.chain = seal.chain FROM seal LEFT JOIN writer ON writer.name = seal.writer "
+        "LEFT JOIN mark ON mark.w = writer.w AND mark.events = seal.events"
+    )
+    for name, same in facts.rows(query):
+        tally.check("" if same == 1 else f"{name}: the seal that ledger/seal.json speaks of is gone, or another one")
 
 
 def controllers_form_a_chain(case: Case, tally: Tally) -> None:

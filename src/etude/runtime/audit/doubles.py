@@ -19,7 +19,7 @@ from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import CONFIG_KEY, METRICS_KEY, SUMMARY_KEY, EvalSummary, Summary
 from etude.runtime.settings import Settings, resolved_toml
 from etude.store.groups import encode_group, group_key
-from etude.store.ledger_format import open_run_id
+from etude.store.ledger_format import SEAL_KEY, SealFile, open_run_id
 from etude.store.ledger_segments import SegmentWriter
 from etude.store.local import FileStore
 from etude.tasks.source import SeededTaskSource
@@ -359,4 +359,6 @@ async def _seal(run: RunDouble, controller: Writer, lives: list[Writer]) -> None
     sizes = {key: (len(await run.store.get(key)), digest) for key, digest in run.files.items()}
     writers = {life.name: (life.events, life.chain) for life in lives}
     controller.record(facts.Sealed(files=sizes, writers=writers))
+    place = SealFile(writer=controller.name, events=controller.events, chain=controller.chain)
+    await run.put(SEAL_KEY, msgspec.json.encode(place), sealed=False)
     controller.end()

@@ -35,10 +35,11 @@ CREATE TABLE writer(
     position INTEGER DEFAULT -1, counted INTEGER DEFAULT 0
 );
 CREATE TABLE mark(w INTEGER, events INTEGER, chain TEXT);
+CREATE TABLE seal(writer TEXT, events INTEGER, chain TEXT);
 """
 """`writer.position`: place in the chain of controllers; -1 for other services. `writer.counted`: facts that belong to
 the run; what a controller may have recorded after another one went on from it does not. `mark`: the chain value after
-so many facts."""
+so many facts. `seal`: where ledger/seal.json says that the newest seal lies."""
 
 
 class _Table:

@@ -20,7 +20,7 @@ NOT_COVERED = ("logs/", "services/", "probes/", "samplers/", "sandboxes/")
 _POINTERS = (HEAD_KEY, POINTER_KEY, SUMMARY_KEY)
 """Replaced as the run goes on; other invariants compare what they say."""
 
-_LEDGER = re.compile(r"ledger/(run\.json|[^/]+/\d{6}\.jsonl\.zst)")
+_LEDGER = re.compile(r"ledger/((run|seal)\.json|[^/]+/\d{6}\.jsonl\.zst)")
 _OBJECT = re.compile(r"weights/[^/]+/objects/([0-9a-f]{64})")
 _CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+\.json")
 """Written before the fact that claims them."""

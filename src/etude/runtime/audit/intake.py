@@ -1,9 +1,11 @@
 """The ledgers of a run into the database, one after the other."""
 
+import msgspec
+
 from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
-from etude.store.ledger_format import read_run_id
+from etude.store.ledger_format import read_run_id, read_seal
 from etude.store.ledger_reader import read_writer, writers
 from etude.telemetry.events import Event, GroupTaken, Published, RolloutStarted
 
@@ -18,12 +20,17 @@ async def load_ledger(store: ObjectStore, facts: Facts) -> None:
     Raises:
         StoreError: There is no ledger, or it cannot be read.
         ConfigError: A newer etude wrote it.
+        IntegrityError: ledger/run.json or ledger/seal.json is damaged.
     """
     try:
         run_id = await read_run_id(store)
     except ObjectMissingError as error:
         msg = "there is no run with a ledger here: ledger/run.json is missing; give the value of run.url"
         raise StoreError(msg) from error
+    # Before the ledgers: a run that goes on may be sealed while they are read.
+    sealed = await read_seal(store)
+    if sealed is not None:
+        facts.sql.execute("INSERT INTO seal VALUES(?, ?, ?)", msgspec.structs.astuple(sealed))
     names = await writers(store)
     for name in sorted(names, key=lambda name: (_rank(name), name)):
         await _load_writer(store, facts, name, run_id)
