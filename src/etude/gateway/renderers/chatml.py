@@ -1,15 +1,15 @@
 """ChatML: every turn is `<|im_start|>role`, a line break, the text and `<|im_end|>`.
 
-Two spellings. `chatml` is the one that Qwen models were trained on: tool definitions as JSON in the system turn,
-results as `<tool_response>` blocks of a user turn. `chatml-compact` spends few tokens, for policies made from nothing:
-tools by name only, results as turns of their own, tool calls without line breaks.
+Three spellings. `chatml` is the one that Qwen models were trained on: tool definitions as JSON in the system turn,
+results as `<tool_response>` blocks of a user turn. `smollm2` is the same with the system turn that SmolLM2 gives to
+conversations without one. `chatml-compact` spends few tokens, for policies made from nothing: tools by name only,
+results as turns of their own, tool calls without line breaks.
 
 Text from outside is encoded by a tokenizer that knows no special tokens, so that no message can open a turn; only the
 frame around it is encoded by the full one. The two never meet in one call, therefore a conversation gives the same ids
 whether it is rendered at once or turn by turn.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
@@ -19,21 +19,24 @@ import msgspec
 from tokenizers import Tokenizer
 
 from etude.errors import PolicyError
-from etude.gateway.renderers.answers import parse_answer
+from etude.gateway.renderers.answers import Part, message_of, read_tags, text_of
+from etude.gateway.renderers.family import read, spaced_json
+from etude.gateway.renderers.vocabulary import Frame, Vocabulary
 
-Style = Literal["chatml", "chatml-compact"]
+Style = Literal["chatml", "chatml-compact", "smollm2"]
 TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 
 # Qwen's models were trained on exactly these words: they are part of the format.
-_TOOLS_BEFORE = (
+TOOLS_BEFORE = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_TOOLS_AFTER = (
+TOOLS_AFTER = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
     "</tool_call>"
 )
+_SMOLLM2_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
 class ChatMLRenderer:
@@ -43,17 +46,14 @@ class ChatMLRenderer:
     """
 
     def __init__(self, tokenizer: Tokenizer, style: Style = "chatml") -> None:
-        self._tokenizer = tokenizer
-        self._plain = _without_added_tokens(tokenizer)
-        self._compact = style == "chatml-compact"
-        self._known = frozenset(tokenizer.get_vocab(with_added_tokens=True).values())
-        self._frame = lru_cache(maxsize=256)(self._encode_frame)
-        end = tokenizer.token_to_id(TURN_END)
-        if end is None or tokenizer.token_to_id(TURN_START) is None:
+        if None in (tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(TURN_START)):
             msg = f"the tokenizer has no {TURN_START} and {TURN_END}: renderer {style} does not fit it"
             raise PolicyError(msg)
-        self._end = end
-        self._prove()
+        self._vocabulary = Vocabulary(tokenizer)
+        self._compact = style == "chatml-compact"
+        self._system = _SMOLLM2_SYSTEM if style == "smollm2" else ""
+        self._frame = lru_cache(maxsize=256)(self._encode_frame)
+        self._end = self._vocabulary.id_of(TURN_END)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -65,9 +65,9 @@ class ChatMLRenderer:
         ids: list[int] = []
         rest = list(messages)
         system = rest.pop(0) if rest and rest[0]["role"] == "system" else None
-        if system is not None or tools:
+        if system is not None or tools or self._system:
             ids += self._frame(f"{TURN_START}system\n")
-            ids += self._system_text("" if system is None else _text(system), tools)
+            ids += self._system_text(self._system if system is None else text_of(system), tools)
             ids += self._frame(f"{TURN_END}\n")
         return [*ids, *self._turns(rest), *self._opening()]
 
@@ -82,7 +82,7 @@ class ChatMLRenderer:
         reasoning = message.get("reasoning_content")
         if reasoning:
             ids += [*self._frame("<think>\n"), *self._content(str(reasoning)), *self._frame("\n</think>\n\n")]
-        text = _text(message)
+        text = text_of(message)
         ids += self._content(text)
         calls = cast("Sequence[Mapping[str, Mapping[str, str]]]", message.get("tool_calls") or ())
         for index, call in enumerate(calls):
@@ -90,19 +90,20 @@ class ChatMLRenderer:
             ids += self._call(call["function"], break_before)
         return [*ids, self._end]
 
+    def parts(self, token_ids: Sequence[int]) -> list[Part]:
+        """Return drawn tokens in parts whose texts, joined, are all that was drawn."""
+        return self._read(token_ids)[0]
+
     def parse(self, token_ids: Sequence[int]) -> dict[str, object]:
-        """Return drawn tokens as an OpenAI assistant message; see `parse_answer`.
+        """Return drawn tokens as an OpenAI assistant message; see `answers`.
 
         Bytes that are no UTF-8, and ids that the tokenizer does not have, become U+FFFD.
         """
-        drawn = list(token_ids)
-        if drawn and drawn[-1] == self._end:
-            drawn.pop()
-        pieces = [
-            self._tokenizer.decode(list(run), skip_special_tokens=False) if is_known else "\ufffd" * len(list(run))
-            for is_known, run in groupby(drawn, self._known.__contains__)
-        ]
-        return parse_answer("".join(pieces))
+        parts, malformed = self._read(token_ids)
+        return message_of(parts, malformed=malformed)
+
+    def _read(self, token_ids: Sequence[int]) -> tuple[list[Part], bool]:
+        return read(self._vocabulary, token_ids, (self._end,), read_tags)
 
     def _opening(self) -> Sequence[int]:
         return self._frame(f"{TURN_START}assistant\n")
@@ -117,7 +118,7 @@ class ChatMLRenderer:
             for message in texts:
                 ids += self._frame(f"{TURN_START}{role}\n")
                 # An answer's own ids end with the end of turn.
-                ids += self.answer(message)[:-1] if role == "assistant" else self._content(_text(message))
+                ids += self.answer(message)[:-1] if role == "assistant" else self._content(text_of(message))
                 ids += self._frame(f"{TURN_END}\n")
         return ids
 
@@ -126,12 +127,12 @@ class ChatMLRenderer:
         if self._compact:
             for message in messages:
                 ids += self._frame(f"{TURN_START}tool\n")
-                ids += [*self._content(_text(message)), *self._frame(f"{TURN_END}\n")]
+                ids += [*self._content(text_of(message)), *self._frame(f"{TURN_END}\n")]
             return ids
         ids += self._frame(f"{TURN_START}user")
         for message in messages:
             ids += self._frame("\n<tool_response>\n")
-            ids += [*self._content(_text(message)), *self._frame("\n</tool_response>")]
+            ids += [*self._content(text_of(message)), *self._frame("\n</tool_response>")]
         return [*ids, *self._frame(f"{TURN_END}\n")]
 
     def _system_text(self, text: str, tools: Sequence[Mapping[str, object]]) -> list[int]:
@@ -141,10 +142,10 @@ class ChatMLRenderer:
         if self._compact:
             names = [str(cast("Mapping[str, object]", tool["function"])["name"]) for tool in tools]
             return ids + self._content(("\n" if text else "") + "tools: " + ", ".join(names))
-        ids += self._frame(("\n\n" if text else "") + _TOOLS_BEFORE)
+        ids += self._frame(("\n\n" if text else "") + TOOLS_BEFORE)
         for tool in tools:
-            ids += [*self._frame("\n"), *self._content(_spaced_json(tool))]
-        return [*ids, *self._frame(_TOOLS_AFTER)]
+            ids += [*self._frame("\n"), *self._content(spaced_json(tool))]
+        return [*ids, *self._frame(TOOLS_AFTER)]
 
     def _call(self, function: Mapping[str, str], break_before: str) -> list[int]:
         line = "" if self._compact else "\n"
@@ -154,36 +155,7 @@ class ChatMLRenderer:
         return [*opening, *self._content(body), *self._frame(f"{line}</tool_call>")]
 
     def _encode_frame(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return tuple(self._vocabulary.encode([Frame(text)]))
 
     def _content(self, text: str) -> list[int]:
-        return self._plain.encode(text, add_special_tokens=False).ids
-
-    def _prove(self) -> None:
-        """Refuse a tokenizer with which text from outside could become a special token, or is not kept as it is."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        for token_id, token in added.items():
-            if token.special and token_id in self._content(token.content):
-                msg = f"the tokenizer encodes the plain text {token.content!r} as its special token {token_id}"
-                raise PolicyError(msg)
-        sample = "a b\n  c = {'d': \"é\"}\n"
-        back = self._tokenizer.decode(self._content(sample), skip_special_tokens=False)
-        if back != sample:
-            msg = f"the tokenizer turns {sample!r} into {back!r}: use a byte-level one"
-            raise PolicyError(msg)
-
-
-def _text(message: Mapping[str, object]) -> str:
-    return str(message.get("content") or "")
-
-
-def _spaced_json(value: object) -> str:
-    """Return JSON with a blank after each comma and colon, as chat templates write it."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _without_added_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    state = msgspec.json.decode(tokenizer.to_str())
-    state["added_tokens"] = []
-    state["post_processor"] = None
-    return Tokenizer.from_str(msgspec.json.encode(state).decode())
+        return self._vocabulary.encode([text])
