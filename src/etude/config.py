@@ -101,7 +101,7 @@ class EnvironmentSection(Section):
 
 
 class HarnessSection(Section):
-    """The agent program. It is given OPENAI_BASE_URL and OPENAI_API_KEY and knows nothing of training."""
+    """The agent program. It is given the address of a model and a key, and knows nothing of training."""
 
     command: tuple[str, ...] = ("python3", "-I", "-S", "/opt/harness/mini.py", "{instruction}")
     """Program and arguments, run inside the sandbox in the task's workdir; `{instruction}` is replaced."""

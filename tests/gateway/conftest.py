@@ -1,6 +1,7 @@
 # pyright: basic
 """A gateway on a real port, over a scripted sampler."""
 
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import aiohttp
@@ -13,6 +14,29 @@ from etude.interfaces import SessionSpec
 from etude.types import SamplingParams
 
 TOKENIZER = byte_tokenizer()
+
+
+class GatedSampler:
+    """Answers when it is told to."""
+
+    def __init__(self, *answers):
+        self.inner = ScriptedSampler(answers, tokenizer=TOKENIZER)
+        self.asked, self.gate = asyncio.Event(), asyncio.Event()
+        self.waiting = 0
+
+    async def sample(self, request):
+        self.waiting += 1
+        self.asked.set()
+        await self.gate.wait()
+        return await self.inner.sample(request)
+
+    async def status(self):
+        return await self.inner.status()
+
+    def open_after(self, seconds):
+        """Let no answer out until then."""
+        self.gate.clear()
+        asyncio.get_running_loop().call_later(seconds, self.gate.set)
 
 
 class Served:
@@ -57,3 +81,8 @@ async def serving(
 @pytest.fixture
 def serve():
     return serving
+
+
+@pytest.fixture
+def gated():
+    return GatedSampler

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.gateway.dialects.chat import MAX_MESSAGES, MAX_TOOLS, parse_request
+from etude.gateway.dialects.chat import parse_request
+from etude.gateway.dialects.dialect import MAX_MESSAGES, MAX_TOOLS
 from etude.gateway.refusals import CallRefusedError
 
 USER = {"role": "user", "content": "x"}
@@ -67,7 +68,7 @@ def test_text_parts_developer_messages_and_unknown_fields_are_made_plain():
     ]
     chat = parse_request(json.dumps({"messages": messages, "tools": [TOOL], "metadata": {}}).encode())
     assert chat.conversation.messages == (
-        {"role": "system", "content": "ab"},
+        {"role": "system", "content": "a\nb"},
         {
             "role": "assistant",
             "content": None,

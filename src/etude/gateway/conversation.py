@@ -7,6 +7,9 @@ from typing import cast
 
 import msgspec
 
+_EXACT = 1 << 53
+"""Whole numbers below are the same in every language."""
+
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     """What a harness asks for, in OpenAI's shapes: `content` is always text, `arguments` always a string."""
@@ -45,8 +48,19 @@ def history_keys(keys: Sequence[bytes]) -> list[bytes]:
     return list(accumulate(keys, extend_history, initial=b""))
 
 
+def _plain_numbers(value: object) -> object:
+    """Return decoded JSON with its numbers as JavaScript keeps them: harnesses in it write 1.0 as 1, and round."""
+    if isinstance(value, dict):
+        return {name: _plain_numbers(item) for name, item in cast("dict[str, object]", value).items()}
+    if isinstance(value, list):
+        return [_plain_numbers(item) for item in cast("list[object]", value)]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return int(value) if abs(value) < _EXACT and value == int(value) else float(value)
+    return value
+
+
 def _canonical_json(text: str) -> str:
     try:
-        return msgspec.json.encode(msgspec.json.decode(text), order="deterministic").decode()
-    except (msgspec.DecodeError, RecursionError):
+        return msgspec.json.encode(_plain_numbers(msgspec.json.decode(text)), order="deterministic").decode()
+    except (msgspec.DecodeError, RecursionError, OverflowError):
         return text

@@ -15,6 +15,8 @@ weights change           429     model_busy                   try again after `R
 sampler cannot answer    503     model_unavailable            try again after `Retry-After` seconds
 =======================  ======  ===========================  =======================================================
 
+In Anthropic's Messages the last two are 529, overloaded.
+
 OpenAI's and Anthropic's SDKs try again by themselves at 408, 409, 429 and 5xx, and at no other status. What went wrong
 inside is in the session's record; a harness, and so the agent, is not told.
 """
@@ -45,9 +47,10 @@ def malformed(message: str) -> CallRefusedError:
 
 def context_overflow(prompt_tokens: int, context_length: int) -> CallRefusedError:
     """The prompt leaves no room for an answer."""
+    # Harnesses look for these words to know that they must compact: Anthropic's first, OpenAI's after them.
     message = (
-        f"This model's maximum context length is {context_length} tokens and the prompt has at least {prompt_tokens}: "
-        "shorten the conversation"
+        f"prompt is too long: {prompt_tokens} tokens > {context_length - 1} maximum. This model's maximum context "
+        f"length is {context_length} tokens: shorten the conversation"
     )
     return CallRefusedError(400, "context_length_exceeded", message)
 

@@ -1,19 +1,29 @@
 """The model API that harnesses talk to: one loopback port, one key per session."""
 
 import asyncio
+import functools
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
+from re import Pattern
 
 from aiohttp import web
 
 from etude.errors import HostError
 from etude.gateway import refusals
-from etude.gateway.dialects import chat
+from etude.gateway.dialects import messages
+from etude.gateway.dialects.chat import CHAT
+from etude.gateway.dialects.dialect import Dialect, HarnessRequest
+from etude.gateway.dialects.messages import MESSAGES
+from etude.gateway.dialects.models import model_list, model_named
+from etude.gateway.dialects.responses import RESPONSES
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.sessions import Answer, ModelCall, Session
+from etude.gateway.volatile import DECLARED, strip_volatile
 from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
+
+DIALECTS = (CHAT, MESSAGES, RESPONSES)
 
 _CLOSED_KEYS_KEPT = 65536
 
@@ -22,8 +32,9 @@ class Gateway:
     """A `SessionHost`: answers harnesses with what the sampler draws, and keeps the exact tokens.
 
     `context_length` bounds prompt and answer together, in tokens; `call_timeout_s` one request to the sampler. A stream
-    whose answer takes longer than `keep_alive_s` gets its headers and a comment then, and another each `keep_alive_s`.
-    Bodies beyond `max_body_bytes` are refused.
+    whose answer takes longer than `keep_alive_s` gets its headers and a sign of life then, and another each
+    `keep_alive_s`. Bodies beyond `max_body_bytes` are refused. What a rule of `volatile` finds in a system message is
+    taken out before anything else happens, and kept in the session's record.
     """
 
     def __init__(
@@ -35,6 +46,7 @@ class Gateway:
         call_timeout_s: float = 600.0,
         keep_alive_s: float = 10.0,
         max_body_bytes: int = 4 << 20,
+        volatile: Sequence[Pattern[str]] = DECLARED,
     ) -> None:
         self._sampler = sampler
         self._renderer = renderer
@@ -42,6 +54,7 @@ class Gateway:
         self._call_timeout_s = call_timeout_s
         self._keep_alive_s = keep_alive_s
         self._max_body_bytes = max_body_bytes
+        self._volatile = volatile
         self._by_key: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
         self._closed_keys: dict[str, None] = {}
@@ -56,7 +69,11 @@ class Gateway:
     async def start(self, port: int = 0) -> None:
         """Listen on a port of 127.0.0.1, 0 for any free one; raise `HostError` when it is taken."""
         app = web.Application(client_max_size=self._max_body_bytes, middlewares=[_in_envelope])
-        app.router.add_post(chat.PATH, self._chat)
+        for dialect in DIALECTS:
+            app.router.add_post(dialect.path, functools.partial(self._call, dialect))
+        app.router.add_post(f"{MESSAGES.path}/count_tokens", self._count_tokens)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{model}", self._models)
         try:
             listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         except OSError as error:
@@ -112,25 +129,26 @@ class Gateway:
             raise refusals.unknown_key()
         return session
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _call(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         session = self._session(request)
         body = await request.read()
-        asked = chat.parse_request(body)
+        asked = dialect.parse(body)
+        conversation, removed = strip_volatile(asked.conversation, self._volatile)
         call = ModelCall(
-            conversation=asked.conversation,
-            body_key=sha256(body).hexdigest(),
+            conversation=conversation,
+            body_key=sha256(f"{dialect.path}\n".encode() + body).hexdigest(),
             idempotency_key=request.headers.get("Idempotency-Key", "")[:256],
             is_retry=request.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
-            requested=asked.requested,
+            requested=asked.requested | ({"removed": [text[:256] for text in removed[:16]]} if removed else {}),
         )
         task = session.submit(call)
         if asked.stream:
-            return await self._stream(request, asked, task)
+            return await self._stream(request, dialect, asked, task)
         answer = await _finished(task)
-        return web.Response(body=chat.answer_body(answer, model=asked.model), content_type="application/json")
+        return web.Response(body=dialect.body(answer, asked), content_type="application/json")
 
     async def _stream(
-        self, request: web.Request, asked: chat.ChatRequest, task: "asyncio.Task[Answer]"
+        self, request: web.Request, dialect: Dialect, asked: HarnessRequest, task: "asyncio.Task[Answer]"
     ) -> web.StreamResponse:
         """Tell a finished answer as a stream; errors have their status as long as nothing was sent."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -139,17 +157,30 @@ class Gateway:
             await _finished(task)
         await response.prepare(request)
         while not task.done():
-            await response.write(b": keep-alive\n\n")
+            await response.write(dialect.keep_alive)
             await asyncio.wait([task], timeout=self._keep_alive_s)
         try:
             answer = await _finished(task)
         except CallRefusedError as refusal:
-            await response.write(chat.event(chat.error_payload(refusal)))
+            await response.write(dialect.late_error(refusal, asked))
         else:
-            events = chat.answer_events(answer, model=asked.model, include_usage=asked.include_usage)
-            await response.write(b"".join(events))
+            await response.write(b"".join(dialect.events(answer, asked)))
         await response.write_eof()
         return response
+
+    async def _count_tokens(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        conversation, _ = strip_volatile(messages.parse_count(await request.read()), self._volatile)
+        return web.json_response({"input_tokens": session.count_tokens(conversation)})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._session(request)
+        model = request.match_info.get("model")
+        is_anthropic = _dialect_of(request) is MESSAGES
+        shown = (
+            model_list(is_anthropic=is_anthropic) if model is None else model_named(model, is_anthropic=is_anthropic)
+        )
+        return web.json_response(shown)
 
 
 async def _finished(task: "asyncio.Task[Answer]") -> Answer:
@@ -172,7 +203,19 @@ async def _in_envelope(
     except web.HTTPRequestEntityTooLarge as error:
         refusal = CallRefusedError(413, "request_too_large", error.text or "the body is too large")
     except web.HTTPException as error:
-        message = f"{request.method} {request.path[:256]}: {error.reason}; POST {chat.PATH} is served"
+        served = ", ".join(dialect.path for dialect in DIALECTS)
+        message = f"{request.method} {request.path[:256]}: {error.reason}; POST to one of {served}"
         refusal = CallRefusedError(error.status, "not_served", message)
-    headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}
-    return web.json_response(chat.error_payload(refusal), status=refusal.status, headers=headers)
+    status, payload = _dialect_of(request).error(refusal)
+    headers = {"x-should-retry": "false"}
+    if refusal.retry_after_s is not None:
+        headers = {"x-should-retry": "true", "Retry-After": str(refusal.retry_after_s)}
+    return web.json_response(payload, status=status, headers=headers)
+
+
+def _dialect_of(request: web.Request) -> Dialect:
+    """Return the dialect that a request is written in; one that no path tells is Anthropic's if a header says so."""
+    for dialect in DIALECTS:
+        if request.path.startswith(dialect.path):
+            return dialect
+    return MESSAGES if "anthropic-version" in request.headers else CHAT

@@ -110,6 +110,16 @@ class Session:
         task.add_done_callback(self._retire)
         return task
 
+    def count_tokens(self, conversation: Conversation) -> int:
+        """Return how many tokens the prompt of a call would have; of one beyond all bounds, at least how many."""
+        if self._closed:
+            raise refusals.session_closed()
+        least_tokens = _least_tokens(conversation)
+        if least_tokens > self._context_length:
+            return least_tokens
+        place, added = self._prompt(conversation)
+        return self._tree.length(place.parent) + len(added)
+
     async def close(self) -> SessionRecord:
         """Give up calls in flight, refuse all later ones, and return what there is."""
         self._closed = True
@@ -182,7 +192,7 @@ class Session:
         left = self.spec.max_session_tokens - self._committed_tokens
         if left <= 0:
             raise self._refuse("session_tokens")
-        least_tokens = len(msgspec.json.encode(call.conversation.messages)) // MOST_BYTES
+        least_tokens = _least_tokens(call.conversation)
         if least_tokens > self._context_length:
             raise self._overflow(least_tokens)
         place, added = self._prompt(call.conversation)
@@ -280,6 +290,10 @@ def call_seed(session_seed: int, call: int) -> int:
     """Return the seed of a session's n-th call: the first 63 bits of sha256("etude call <session seed> <n>")."""
     digest = sha256(f"etude call {session_seed} {call}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _least_tokens(conversation: Conversation) -> int:
+    return len(msgspec.json.encode(conversation.messages)) // MOST_BYTES
 
 
 def _refusal_of(error: Exception) -> tuple[CallRefusedError, str]:

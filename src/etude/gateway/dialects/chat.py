@@ -5,17 +5,16 @@ from typing import Literal, cast
 
 import msgspec
 
-from etude.gateway.conversation import Conversation
+from etude.gateway.dialects.dialect import (
+    Dialect,
+    HarnessRequest,
+    conversation_of,
+    decode,
+    requested_of,
+    require,
+)
 from etude.gateway.refusals import CallRefusedError, malformed
 from etude.gateway.sessions import Answer
-
-PATH = "/v1/chat/completions"
-MAX_MESSAGES = 4096
-MAX_TOOLS = 256
-MAX_TOOLS_BYTES = 1 << 20
-MAX_TOOL_CALLS = 256
-MAX_DEPTH = 32
-"""Nesting of a tool's JSON schema."""
 
 _ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: "server_error"}
 
@@ -88,58 +87,42 @@ class _Body(msgspec.Struct, frozen=True):
     stream_options: _StreamOptions | None = None
 
 
-class ChatRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that holds what it must."""
-
-    conversation: Conversation
-    model: str
-    """Echoed in the answer; it chooses nothing."""
-    stream: bool
-    include_usage: bool
-    requested: dict[str, object]
-
-
-def parse_request(body: bytes) -> ChatRequest:
+def parse_request(body: bytes) -> HarnessRequest:
     """Return what a body asks for; raise `CallRefusedError` (400) naming the first thing that is wrong.
 
     What would change the distribution that tokens are drawn from in a way that cannot be recorded (several choices, a
     forced tool, a response format) is refused rather than ignored.
     """
-    try:
-        chat = msgspec.json.decode(body, type=_Body)
-        sampling = msgspec.json.decode(body, type=_Sampling)
-    except msgspec.DecodeError as error:
-        raise malformed(f"the request's body does not fit: {error}") from error
-    except RecursionError as error:
-        raise malformed("the request's body is nested too deeply") from error
+    chat = decode(body, _Body)
+    sampling = decode(body, _Sampling)
     _check(chat)
-    return ChatRequest(
-        conversation=Conversation(
-            messages=tuple(_plain_message(message, index) for index, message in enumerate(chat.messages)),
-            tools=tuple(_plain_tool(tool, index) for index, tool in enumerate(chat.tools or ())),
+    return HarnessRequest(
+        conversation=conversation_of(
+            [_plain_message(message, index) for index, message in enumerate(chat.messages)],
+            [msgspec.to_builtins(tool) for tool in chat.tools or ()],
         ),
         model=chat.model[:256],
         stream=bool(chat.stream),
         include_usage=chat.stream_options is not None and bool(chat.stream_options.include_usage),
-        requested=_bounded(sampling),
+        requested=requested_of(sampling),
     )
 
 
-def answer_body(answer: Answer, *, model: str) -> bytes:
+def answer_body(answer: Answer, request: HarnessRequest) -> bytes:
     """Return the JSON of a `chat.completion`. `created` is 0: an answer that is replayed is the same, byte for byte."""
     choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
     return msgspec.json.encode(
-        _envelope(answer, model, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
+        _envelope(answer, request, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
     )
 
 
-def answer_events(answer: Answer, *, model: str, include_usage: bool) -> Iterator[bytes]:
+def answer_events(answer: Answer, request: HarnessRequest) -> Iterator[bytes]:
     """Yield the events of a stream that tells a finished answer: role, text, tool calls, end, usage, done."""
-    envelope = _envelope(answer, model, "chat.completion.chunk")
+    envelope = _envelope(answer, request, "chat.completion.chunk")
 
     def chunk(delta: dict[str, object], finish_reason: str | None = None) -> bytes:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
-        return event(envelope | {"choices": [choice]})
+        return _event(envelope | {"choices": [choice]})
 
     message = answer.message
     yield chunk({"role": "assistant", "content": "" if message.get("content") is not None else None})
@@ -150,39 +133,39 @@ def answer_events(answer: Answer, *, model: str, include_usage: bool) -> Iterato
     for index, call in enumerate(calls):
         yield chunk({"tool_calls": [{"index": index, **call}]})
     yield chunk({}, answer.finish_reason)
-    if include_usage:
+    if request.include_usage:
         no_choices: list[object] = []
-        yield event(envelope | {"choices": no_choices, "usage": _usage(answer)})
+        yield _event(envelope | {"choices": no_choices, "usage": _usage(answer)})
     yield b"data: [DONE]\n\n"
 
 
-def event(payload: dict[str, object]) -> bytes:
-    """Return one server-sent event."""
+def error_reply(refusal: CallRefusedError) -> tuple[int, dict[str, object]]:
+    """Return status and OpenAI's envelope of an error."""
+    kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
+    error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
+    return refusal.status, {"error": error}
+
+
+def _event(payload: dict[str, object]) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
-def error_payload(refusal: CallRefusedError) -> dict[str, object]:
-    """Return OpenAI's envelope of an error."""
-    kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
-    return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}}
+def _late_error(refusal: CallRefusedError, _: HarnessRequest) -> bytes:
+    return _event(error_reply(refusal)[1])
 
 
 def _check(chat: _Body) -> None:
-    tools = chat.tools or ()
-    calls = max((len(message.tool_calls or ()) for message in chat.messages), default=0)
-    rules = [
-        (0 < len(chat.messages) <= MAX_MESSAGES, f"messages: 1 to {MAX_MESSAGES} are expected"),
-        (len(tools) <= MAX_TOOLS, f"tools: at most {MAX_TOOLS} are expected"),
-        (len(msgspec.json.encode(tools)) <= MAX_TOOLS_BYTES, f"tools: more than {MAX_TOOLS_BYTES} bytes of JSON"),
-        (calls <= MAX_TOOL_CALLS, f"messages: at most {MAX_TOOL_CALLS} tool calls each are expected"),
-        (chat.n in (None, 1), "n: only one choice can be asked for"),
-        (bytes(chat.functions) == b"null", "functions: use tools instead"),
-        (bytes(chat.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible"),
-        (bytes(chat.response_format).replace(b" ", b"") in (b"null", b'{"type":"text"}'), "response_format: only text"),
-    ]
-    for holds, message in rules:
-        if not holds:
-            raise malformed(message)
+    require(
+        [
+            (chat.n in (None, 1), "n: only one choice can be asked for"),
+            (bytes(chat.functions) == b"null", "functions: use tools instead"),
+            (bytes(chat.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible"),
+            (
+                bytes(chat.response_format).replace(b" ", b"") in (b"null", b'{"type":"text"}'),
+                "response_format: only text",
+            ),
+        ]
+    )
 
 
 def _plain_message(message: _Message, index: int) -> dict[str, object]:
@@ -206,33 +189,11 @@ def _plain_text(content: str | list[_Part] | None, index: int) -> str | None:
     for part in content:
         if part.type != "text":
             raise malformed(f"messages[{index}]: content of type {part.type[:32]!r} is not supported, only text is")
-    return "".join(part.text for part in content)
+    return "\n".join(part.text for part in content)
 
 
-def _plain_tool(tool: _Tool, index: int) -> dict[str, object]:
-    plain = msgspec.to_builtins(tool)
-    if _is_deeper(plain, MAX_DEPTH):
-        raise malformed(f"tools[{index}]: nested deeper than {MAX_DEPTH}")
-    return plain
-
-
-def _is_deeper(value: object, depth: int) -> bool:
-    if not isinstance(value, (dict, list)):
-        return False
-    inner = cast("dict[str, object]", value).values() if isinstance(value, dict) else cast("list[object]", value)
-    return depth == 0 or any(_is_deeper(item, depth - 1) for item in inner)
-
-
-def _bounded(sampling: _Sampling) -> dict[str, object]:
-    """Return what was asked for, at most a few hundred bytes of it."""
-    requested = msgspec.to_builtins(sampling)
-    if isinstance(sampling.stop, list):
-        requested["stop"] = [text[:64] for text in sampling.stop[:4]]
-    return {name: value[:64] if isinstance(value, str) else value for name, value in requested.items()}
-
-
-def _envelope(answer: Answer, model: str, kind: str) -> dict[str, object]:
-    return {"id": f"chatcmpl-{answer.call_id}", "object": kind, "created": 0, "model": model}
+def _envelope(answer: Answer, request: HarnessRequest, kind: str) -> dict[str, object]:
+    return {"id": f"chatcmpl-{answer.call_id}", "object": kind, "created": 0, "model": request.model}
 
 
 def _usage(answer: Answer) -> dict[str, object]:
@@ -242,3 +203,14 @@ def _usage(answer: Answer) -> dict[str, object]:
         "total_tokens": answer.prompt_tokens + answer.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": answer.cached_tokens},
     }
+
+
+CHAT = Dialect(
+    path="/v1/chat/completions",
+    parse=parse_request,
+    body=answer_body,
+    events=answer_events,
+    keep_alive=b": keep-alive\n\n",
+    error=error_reply,
+    late_error=_late_error,
+)

@@ -1,0 +1,326 @@
+"""OpenAI's Responses: requests in, answers, event streams and errors out. No response is kept for later requests."""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import cast
+
+import msgspec
+
+from etude.gateway.dialects import chat
+from etude.gateway.dialects.dialect import (
+    Dialect,
+    HarnessRequest,
+    conversation_of,
+    decode,
+    function_tool,
+    named_event,
+    requested_of,
+    require,
+    signature_of,
+    tool_calls_of,
+)
+from etude.gateway.dialects.turns import Turns
+from etude.gateway.refusals import CallRefusedError, malformed
+from etude.gateway.sessions import Answer
+
+_OFFERED = ("function", "custom")
+"""Types of tools that the harness runs."""
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+_LATE_CODES = {429: "rate_limit_exceeded", 503: "server_error"}
+
+
+class _Part(msgspec.Struct, frozen=True):
+    type: str
+    text: str = ""
+
+
+class _Item(msgspec.Struct, frozen=True):
+    type: str = "message"
+    role: str = ""
+    content: str | list[_Part] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = "{}"
+    input: str = ""
+    output: str | list[_Part] | None = None
+
+
+class _Tool(msgspec.Struct, frozen=True):
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class _Format(msgspec.Struct, frozen=True):
+    type: str = "text"
+
+
+class _Text(msgspec.Struct, frozen=True):
+    format: _Format | None = None
+
+
+class _Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
+    effort: str | None = None
+    summary: str | None = None
+
+
+class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a harness may ask for; it gets the session's sampling instead."""
+
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    reasoning: _Reasoning | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class _Body(msgspec.Struct, frozen=True):
+    input: str | list[_Item]
+    model: str = ""
+    instructions: str | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+    text: _Text | None = None
+    previous_response_id: str | None = None
+    conversation: msgspec.Raw = msgspec.Raw(b"null")
+    background: bool | None = None
+    stream: bool | None = None
+
+
+def parse_request(body: bytes) -> HarnessRequest:
+    """Return what a body asks for; raise `CallRefusedError` (400) naming the first thing that is wrong."""
+    asked = decode(body, _Body)
+    sampling = decode(body, _Sampling)
+    stateless = not asked.previous_response_id and bytes(asked.conversation) == b"null"
+    text_format = asked.text.format if asked.text is not None else None
+    require(
+        [
+            (stateless, "previous_response_id: no response is kept, send the whole conversation as input"),
+            (not asked.background, "background: not possible"),
+            (bytes(asked.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible"),
+            (text_format is None or text_format.type == "text", "text.format: only text"),
+        ]
+    )
+    tools = [tool for tool in asked.tools or () if tool.type in _OFFERED]
+    left_out = [tool.type for tool in asked.tools or () if tool.type not in _OFFERED]
+    return HarnessRequest(
+        conversation=conversation_of(_plain_messages(asked), [_plain_tool(tool) for tool in tools]),
+        model=asked.model[:256],
+        stream=bool(asked.stream),
+        requested=requested_of(sampling, left_out_tools=left_out),
+        custom_tools=frozenset(tool.name for tool in tools if tool.type == "custom"),
+    )
+
+
+def answer_body(answer: Answer, request: HarnessRequest) -> bytes:
+    """Return the JSON of a response."""
+    return msgspec.json.encode(_ended(answer, request))
+
+
+def answer_events(answer: Answer, request: HarnessRequest) -> Iterator[bytes]:
+    """Yield the events of a stream that tells a finished answer: created, item by item, completed."""
+    numbered = _numbering()
+    begun = _response(answer.call_id, request)
+    yield numbered("response.created", response=begun)
+    yield numbered("response.in_progress", response=begun)
+    for index, item in enumerate(_output(answer, request)):
+        empty, pieces = _in_pieces(item)
+        yield numbered("response.output_item.added", output_index=index, item=empty)
+        for kind, fields in pieces:
+            yield numbered(kind, item_id=item["id"], output_index=index, **fields)
+        yield numbered("response.output_item.done", output_index=index, item=item)
+    ended = _ended(answer, request)
+    yield numbered(f"response.{ended['status']}", response=ended)
+
+
+def _late_error(refusal: CallRefusedError, request: HarnessRequest) -> bytes:
+    """Return the stream of a response that failed."""
+    numbered = _numbering()
+    begun = _response("failed", request)
+    error = {"code": _LATE_CODES.get(refusal.status, refusal.code), "message": refusal.message}
+    failed = begun | {"status": "failed", "error": error}
+    return numbered("response.created", response=begun) + numbered("response.failed", response=failed)
+
+
+def _plain_messages(asked: _Body) -> list[dict[str, object]]:
+    turns = Turns()
+    if asked.instructions:
+        turns.say("system", asked.instructions)
+    if isinstance(asked.input, str):
+        turns.say("user", asked.input)
+        return turns.messages
+    for index, item in enumerate(asked.input):
+        _add_item(turns, item, f"input[{index}]")
+    return turns.messages
+
+
+def _add_item(turns: Turns, item: _Item, where: str) -> None:
+    if item.type == "message":
+        _add_message(turns, item, where)
+    elif item.type == "reasoning":
+        content = item.content if isinstance(item.content, list) else []
+        turns.think("\n".join(part.text for part in content))
+    elif item.type == "function_call":
+        turns.call(item.call_id, item.name, item.arguments)
+    elif item.type == "custom_tool_call":
+        turns.call(item.call_id, item.name, msgspec.json.encode({"input": item.input}).decode())
+    elif item.type in ("function_call_output", "custom_tool_call_output"):
+        turns.report(item.call_id, _text(item.output, where))
+    else:
+        raise malformed(f"{where}: an item of type {item.type[:32]!r} is not supported")
+
+
+def _add_message(turns: Turns, item: _Item, where: str) -> None:
+    text = _text(item.content, where)
+    if item.role == "assistant":
+        turns.write(text)
+    elif item.role in ("user", "system", "developer"):
+        turns.say("user" if item.role == "user" else "system", text)
+    else:
+        raise malformed(f"{where}: role {item.role[:32]!r} is none of user, assistant, system, developer")
+
+
+def _text(content: str | Sequence[_Part] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type not in _TEXT_PARTS:
+            raise malformed(f"{where}: content of type {part.type[:32]!r} is not supported, only text is")
+    return "\n".join(part.text for part in content)
+
+
+def _plain_tool(tool: _Tool) -> dict[str, object]:
+    """Return a tool for the policy, to whom a tool that takes one text is one with one parameter."""
+    parameters = _CUSTOM_PARAMETERS if tool.type == "custom" else tool.parameters
+    return function_tool(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
+
+
+def _response(call_id: str, request: HarnessRequest) -> dict[str, object]:
+    """Return a response before its first token. `created_at` is 0: a replayed answer is the same, byte for byte."""
+    return {
+        "id": f"resp_{call_id}",
+        "object": "response",
+        "created_at": 0,
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "metadata": {},
+        "model": request.model,
+        "output": (),
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "store": False,
+        "temperature": None,
+        "tool_choice": "auto",
+        "tools": (),
+        "top_p": None,
+        "truncation": "disabled",
+        "usage": None,
+    }
+
+
+def _ended(answer: Answer, request: HarnessRequest) -> dict[str, object]:
+    cut = answer.finish_reason == "length"
+    return _response(answer.call_id, request) | {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": _output(answer, request),
+        "usage": {
+            "input_tokens": answer.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": answer.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+        },
+    }
+
+
+def _output(answer: Answer, request: HarnessRequest) -> list[dict[str, object]]:
+    """Return the items of an answer; one that has neither text nor calls has an empty text, to be sent back."""
+    message, calls = answer.message, tool_calls_of(answer)
+    status = "incomplete" if answer.finish_reason == "length" else "completed"
+    items: list[dict[str, object]] = []
+    if message.get("reasoning_content"):
+        items.append(
+            {
+                "id": f"rs_{answer.call_id}",
+                "type": "reasoning",
+                "summary": (),
+                "content": [{"type": "reasoning_text", "text": message["reasoning_content"]}],
+                "encrypted_content": signature_of(answer),
+            }
+        )
+    if message.get("content") or not calls:
+        part = {"type": "output_text", "text": message.get("content") or "", "annotations": (), "logprobs": ()}
+        head: dict[str, object] = {"id": f"msg_{answer.call_id}", "type": "message", "role": "assistant"}
+        items.append(head | {"status": status, "content": [part]})
+    for index, call in enumerate(calls):
+        item_id = f"fc_{answer.call_id}_{index}"
+        items.append({"id": item_id, "call_id": call["id"], "status": status} | _call(call, request))
+    return items
+
+
+def _call(call: dict[str, str], request: HarnessRequest) -> dict[str, object]:
+    """Return a call in the form of its tool; one of a custom tool that is not well-formed is told as it is."""
+    if call["name"] in request.custom_tools:
+        try:
+            taken = msgspec.json.decode(call["arguments"], type=dict[str, str])
+        except (msgspec.DecodeError, RecursionError):
+            taken = {}
+        if taken.keys() == {"input"}:
+            return {"type": "custom_tool_call", "name": call["name"], "input": taken["input"]}
+    return {"type": "function_call", "name": call["name"], "arguments": call["arguments"]}
+
+
+def _in_pieces(item: dict[str, object]) -> tuple[dict[str, object], list[tuple[str, dict[str, object]]]]:
+    """Return an item as it begins, and the events that fill it."""
+    if item["type"] == "reasoning":
+        text = cast("list[dict[str, object]]", item["content"])[0]["text"]
+        place: dict[str, object] = {"content_index": 0}
+        return item | {"content": (), "encrypted_content": None}, [
+            ("response.reasoning_text.delta", {**place, "delta": text}),
+            ("response.reasoning_text.done", {**place, "text": text}),
+        ]
+    if item["type"] == "message":
+        part = cast("list[dict[str, object]]", item["content"])[0]
+        place = {"content_index": 0}
+        return item | {"content": (), "status": "in_progress"}, [
+            ("response.content_part.added", {**place, "part": part | {"text": ""}}),
+            ("response.output_text.delta", {**place, "delta": part["text"], "logprobs": ()}),
+            ("response.output_text.done", {**place, "text": part["text"], "logprobs": ()}),
+            ("response.content_part.done", {**place, "part": part}),
+        ]
+    field, kind = (
+        ("arguments", "function_call_arguments")
+        if item["type"] == "function_call"
+        else ("input", "custom_tool_call_input")
+    )
+    return item | {field: "", "status": "in_progress"}, [
+        (f"response.{kind}.delta", {"delta": item[field]}),
+        (f"response.{kind}.done", {field: item[field]} | ({"name": item["name"]} if field == "arguments" else {})),
+    ]
+
+
+def _numbering() -> Callable[..., bytes]:
+    """Return what makes the events of one stream, each with the next sequence number."""
+    numbers = count()
+
+    def event(kind: str, **fields: object) -> bytes:
+        return named_event({"type": kind, "sequence_number": next(numbers), **fields})
+
+    return event
+
+
+RESPONSES = Dialect(
+    path="/v1/responses",
+    parse=parse_request,
+    body=answer_body,
+    events=answer_events,
+    keep_alive=b": keep-alive\n\n",
+    error=chat.error_reply,
+    late_error=_late_error,
+)
