@@ -51,7 +51,7 @@ def test_a_golden_tile_is_read(vector):
 def test_a_golden_tile_is_written(vector):
     old, new, layout = elements(vector, "old"), elements(vector, "new"), LAYOUTS[vector["dtype"]]
     if vector["coding"] == "CONTEXT":  # too small to be chosen
-        positions = KERNELS.changed(old, new)
+        positions, _, _ = KERNELS.changed(old, new)
         distances = steps(old[positions], new[positions], layout)
         blob = write_changes(old, positions, distances, count=CLASSES, layout=layout, kernels=KERNELS)
     else:
@@ -105,7 +105,7 @@ def test_noise_is_refused_or_gives_a_tile_of_the_same_size(coding, noise):
 @given(st.data())
 def test_a_tile_with_other_numbers_in_it_is_refused_or_read_as_some_tile(coding, data):
     old, new = sample()
-    positions = KERNELS.changed(old, new)
+    positions, _, _ = KERNELS.changed(old, new)
     distances = steps(old[positions], new[positions], BF16)
     count = CLASSES if coding == Coding.CONTEXT else 1
     blob = {
@@ -199,7 +199,7 @@ def test_distances_that_do_not_fit_the_changes_are_refused(part, content):
 )
 def test_classes_that_do_not_fit_the_tile_are_refused(part, content):
     old, new = sample()
-    positions = KERNELS.changed(old, new)
+    positions, _, _ = KERNELS.changed(old, new)
     distances = steps(old[positions], new[positions], BF16)
     blob = write_changes(old, positions, distances, count=CLASSES, layout=BF16, kernels=KERNELS)
     with pytest.raises(IntegrityError):

@@ -17,10 +17,14 @@ from etude.weights.ulp import Layout, Patterns
 
 _BLOCK = 128
 """Elements whose classes are counted together; a count fits a byte."""
+_LANES = 64
+"""Elements that are compared at once where the processor can; their count is then one instruction."""
 _STRIDE = 8
 """Blocks between two running totals."""
-_WORDS = 16
-"""Words that are compared together."""
+_CACHED = 256
+"""Blocks whose classes stay in the nearest cache while they are counted."""
+_WORDS_COMPARED = 16
+"""Words of eight bytes that are compared together."""
 _NO_CLASS = 255
 """Behind the last element, so that every block is whole."""
 _ONES = np.uint64(0x0101_0101_0101_0101)
@@ -32,57 +36,81 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 
-def scan_words(old: Words, new: Words, found: Indices) -> int:
-    """Write the positions of words that differ; return how many."""
+def find_changes(
+    old: Patterns,
+    new: Patterns,
+    old_words: Words,
+    new_words: Words,
+    positions: Indices,
+    before: Patterns,
+    after: Patterns,
+) -> int:
+    """Write the positions of the elements that differ, and both elements; return how many, or -1 if they do not fit.
+
+    The words are the same memory, without an incomplete word at the end. One more is written than is counted.
+    """
+    per_word = 8 // old.itemsize
+    room = positions.size - _WORDS_COMPARED * per_word
     count = 0
-    whole = old.size - old.size % _WORDS
-    for begin in range(0, whole, _WORDS):
-        any_bit = np.uint64(0)
-        for at in range(_WORDS):
-            any_bit |= old[begin + at] ^ new[begin + at]
-        if any_bit:
-            for at in range(_WORDS):
-                found[count] = begin + at
-                count += old[begin + at] != new[begin + at]
-    for at in range(whole, old.size):
-        found[count] = at
-        count += old[at] != new[at]
+    for stretch in range(old_words.size // _WORDS_COMPARED):
+        differs = np.uint64(0)
+        for at in range(_WORDS_COMPARED):
+            differs |= old_words[stretch * _WORDS_COMPARED + at] ^ new_words[stretch * _WORDS_COMPARED + at]
+        if differs:
+            if count >= room:
+                return -1
+            for at in range(_WORDS_COMPARED):
+                word = stretch * _WORDS_COMPARED + at
+                if old_words[word] != new_words[word]:
+                    for place in range(per_word):
+                        position = word * per_word + place
+                        positions[count] = position
+                        before[count] = old[position]
+                        after[count] = new[position]
+                        count += old[position] != new[position]
+    if count >= room:
+        return -1
+    for position in range(old_words.size // _WORDS_COMPARED * _WORDS_COMPARED * per_word, old.size):
+        positions[count] = position
+        before[count] = old[position]
+        after[count] = new[position]
+        count += old[position] != new[position]
     return count
 
 
-def expand_words(old: Words, new: Words, words: Indices, bits: int, positions: Indices) -> int:
-    """Write the positions of the elements of `bits` bits that differ within these words; return how many."""
-    per_word = 64 // bits
-    mask = _ALL >> np.uint64(64 - bits)
-    count = 0
-    for index in range(words.size):
-        word = words[index]
-        differs = old[word] ^ new[word]
-        for place in range(per_word):
-            positions[count] = word * per_word + place
-            count += ((differs >> np.uint64(place * bits)) & mask) != 0
-    return count
+def count_exponents(tile: Patterns, every: int, shift: int, counts: Indices) -> None:
+    """Add to the count of each exponent, in every so many elements."""
+    mask = counts.size - 1
+    for at in range(0, tile.size, every):
+        counts[(np.int64(tile[at]) >> shift) & mask] += 1
 
 
-def classify(tile: Patterns, shift: int, mask: int, lowest: int, highest: int, classes: Bytes) -> None:
-    """Write the class of every element."""
+def count_classes(
+    tile: Patterns, shift: int, mask: int, lowest: int, classes: Bytes, counts: Bytes, totals: Indices
+) -> None:
+    """Write the class of every element, how many each block has of every class, and how many came before a stretch."""
     element = tile.dtype.type
-    for at in range(tile.size):
-        number = np.int16(np.int16((tile[at] >> element(shift)) & element(mask)) - np.int16(lowest))
-        number = max(number, np.int16(0))
-        classes[at] = np.uint8(min(number, np.int16(highest)))
-
-
-def count_classes(classes: Bytes, counts: Bytes, totals: Indices) -> None:
-    """Write for every class the number of its elements in each block, and those before every `_STRIDE` blocks."""
-    for which in range(counts.shape[0]):
-        wanted = np.uint8(which)
-        for block in range(counts.shape[1]):
-            total = np.uint8(0)
-            for at in range(_BLOCK):
-                total += np.uint8(classes[block * _BLOCK + at] == wanted)
-            counts[which, block] = total
-    for which in range(counts.shape[0]):
+    highest = counts.shape[0] - 1
+    for begin in range(0, counts.shape[1], _CACHED):
+        # Slices start at 0: what might be a negative index is not compiled to wide instructions.
+        part = tile[begin * _BLOCK : (begin + _CACHED) * _BLOCK]
+        here = classes[begin * _BLOCK : (begin + _CACHED) * _BLOCK]
+        for at in range(part.size):
+            number = np.int16(np.int16((part[at] >> element(shift)) & element(mask)) - np.int16(lowest))
+            number = max(number, np.int16(0))
+            here[at] = np.uint8(min(number, np.int16(highest)))
+        for which in range(highest + 1):
+            wanted = np.uint8(which)
+            row = counts[which, begin : begin + _CACHED]
+            for block in range(row.size):
+                total = np.uint8(0)
+                for half in range(_BLOCK // _LANES):
+                    part_total = np.uint8(0)
+                    for at in range(_LANES):
+                        part_total += np.uint8(here[block * _BLOCK + half * _LANES + at] == wanted)
+                    total += part_total
+                row[block] = total
+    for which in range(highest + 1):
         running = 0
         for block in range(counts.shape[1]):
             if block % _STRIDE == 0:
@@ -143,11 +171,21 @@ def find_ranks(words: Words, counts: Bytes, totals: Indices, which: int, ranks: 
         positions[index] = at * 8 + np.int64(((before >> np.uint64(7)) * _ONES) >> np.uint64(56))
 
 
-def write_unary(gaps: Indices, k: int, unary: Bytes, planes: Bytes) -> None:
+def sum_quotients(indices: Indices, k: int) -> int:
+    """Return the sum of the gaps between indices, each without its k low bits."""
+    total = indices[0] >> k
+    for index in range(1, indices.size):
+        total += (indices[index] - indices[index - 1] - 1) >> k
+    return total
+
+
+def write_unary(indices: Indices, k: int, unary: Bytes, planes: Bytes) -> None:
     """Set the ones of zeroed bit strings; `planes` has one row for each of the k low bits."""
     at = 0
-    for index in range(gaps.size):
-        gap = gaps[index]
+    next_index = 0
+    for index in range(indices.size):
+        gap = indices[index] - next_index
+        next_index = indices[index] + 1
         at += gap >> k
         unary[at >> 3] |= np.uint8(0x80 >> (at & 7))
         at += 1
@@ -155,21 +193,25 @@ def write_unary(gaps: Indices, k: int, unary: Bytes, planes: Bytes) -> None:
             planes[plane, index >> 3] |= np.uint8(((gap >> plane) & 1) << (7 - (index & 7)))
 
 
-def read_unary(unary: Bytes, planes: Bytes, k: int, gaps: Indices) -> bool:
-    """Write the gaps; return whether there were as many ones as gaps."""
+def read_unary(unary: Bytes, planes: Bytes, k: int, size: int, indices: Indices) -> bool:
+    """Write the indices; return whether there are as many ones and all indices are below `size`."""
     count = 0
     start = 0
+    next_index = 0
     for at in range(unary.size * 8):
         if unary[at >> 3] & (0x80 >> (at & 7)):
-            if count == gaps.size:
+            if count == indices.size:
                 return False
             gap = (at - start) << k
             for plane in range(k):
                 gap |= ((np.int64(planes[plane, count >> 3]) >> (7 - (count & 7))) & 1) << plane
-            gaps[count] = gap
+            if gap >= size - next_index:
+                return False
+            indices[count] = next_index + gap
+            next_index += gap + 1
             count += 1
             start = at + 1
-    return count == gaps.size
+    return count == indices.size
 
 
 def write_fields(values: Words, bits: int, packed: Bytes) -> None:
@@ -195,23 +237,31 @@ def read_fields(packed: Bytes, bits: int, values: Words) -> None:
 
 
 _BYTES, _ROWS = "Array(uint8, 1, 'C', readonly=True)", "Array(uint8, 2, 'C', readonly=True)"
-_WORD_LIST = "Array(uint64, 1, 'C', readonly=True)"
-_INDEX_LIST, _INDEX_ROWS = "Array(int64, 1, 'C', readonly=True)", "Array(int64, 2, 'C', readonly=True)"
-_SIGNATURES: tuple[tuple[Callable[..., Any], str], ...] = (
-    (scan_words, f"int64({_WORD_LIST}, {_WORD_LIST}, int64[::1])"),
-    (expand_words, f"int64({_WORD_LIST}, {_WORD_LIST}, {_INDEX_LIST}, int64, int64[::1])"),
-    (count_classes, f"void({_BYTES}, uint8[:, ::1], int64[:, ::1])"),
-    (rank_positions, f"void({_WORD_LIST}, {_ROWS}, {_INDEX_ROWS}, {_INDEX_LIST}, int64[::1])"),
-    (find_ranks, f"void({_WORD_LIST}, {_ROWS}, {_INDEX_ROWS}, int64, {_INDEX_LIST}, int64[::1])"),
-    (write_unary, f"void({_INDEX_LIST}, int64, uint8[::1], uint8[:, ::1])"),
-    (read_unary, f"boolean({_BYTES}, {_ROWS}, int64, int64[::1])"),
-    (write_fields, f"void({_WORD_LIST}, int64, uint8[::1])"),
-    (read_fields, f"void({_BYTES}, int64, uint64[::1])"),
+_WORDS = "Array(uint64, 1, 'C', readonly=True)"
+_INDICES, _INDEX_ROWS = "Array(int64, 1, 'C', readonly=True)", "Array(int64, 2, 'C', readonly=True)"
+_TILES = {f"uint{bits}": f"Array(uint{bits}, 1, 'C', readonly=True)" for bits in (8, 16, 32, 64)}
+_SIGNATURES: tuple[tuple[Callable[..., Any], list[str]], ...] = (
+    (
+        find_changes,
+        [
+            f"int64({tile}, {tile}, {_WORDS}, {_WORDS}, int64[::1], {name}[::1], {name}[::1])"
+            for name, tile in _TILES.items()
+        ],
+    ),
+    (count_exponents, [f"void({tile}, int64, int64, int64[::1])" for tile in _TILES.values()]),
+    (
+        count_classes,
+        [f"void({tile}, int64, int64, int64, uint8[::1], uint8[:, ::1], int64[:, ::1])" for tile in _TILES.values()],
+    ),
+    (rank_positions, [f"void({_WORDS}, {_ROWS}, {_INDEX_ROWS}, {_INDICES}, int64[::1])"]),
+    (find_ranks, [f"void({_WORDS}, {_ROWS}, {_INDEX_ROWS}, int64, {_INDICES}, int64[::1])"]),
+    (sum_quotients, [f"int64({_INDICES}, int64)"]),
+    (write_unary, [f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])"]),
+    (read_unary, [f"boolean({_BYTES}, {_ROWS}, int64, int64, int64[::1])"]),
+    (write_fields, [f"void({_WORDS}, int64, uint8[::1])"]),
+    (read_fields, [f"void({_BYTES}, int64, uint64[::1])"]),
 )
 """Every loop for exactly what it is called with, so that nothing is compiled later by surprise."""
-_CLASSIFY = [
-    f"void(Array(uint{bits}, 1, 'C', readonly=True), int64, int64, int64, int64, uint8[::1])" for bits in (8, 16, 32)
-]
 
 
 class NumbaClasses:
@@ -225,8 +275,7 @@ class NumbaClasses:
         self._counts = np.empty((count, blocks), np.uint8)
         self._totals = np.empty((count, -(-blocks // _STRIDE) + 1), np.int64)
         mask = (1 << layout.exponent_bits) - 1
-        _loop(classify)(tile, layout.mantissa_bits, mask, lowest, count - 1, self._classes)
-        _loop(count_classes)(self._classes, self._counts, self._totals)
+        _loop(count_classes)(tile, layout.mantissa_bits, mask, lowest, self._classes, self._counts, self._totals)
         self.members: Indices = self._totals[:, -1].copy()
 
     def ranks(self, positions: Indices) -> tuple[Bytes, Indices]:
@@ -245,35 +294,45 @@ class NumbaClasses:
 class NumbaKernels:
     """Compiled loops; a cache on disk makes compiling them a matter of the first process."""
 
-    def changed(self, old: Patterns, new: Patterns) -> Indices:
+    def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:
         """See `Kernels`."""
-        per_word = 8 // old.dtype.itemsize
-        whole = old.size - old.size % per_word
-        older, newer = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
-        # One more than can differ: the loops write before they know whether they keep it.
-        words = np.empty(older.size + 1, np.int64)
-        words = words[: _loop(scan_words)(older, newer, words)]
-        positions = np.empty(words.size * per_word + 1, np.int64)
-        positions = positions[: _loop(expand_words)(older, newer, words, 8 * old.dtype.itemsize, positions)]
-        tail = np.flatnonzero(old[whole:] != new[whole:])
-        return np.concatenate((positions, tail + whole)) if tail.size else positions
+        whole = old.size - old.size % (8 // old.itemsize)
+        old_words, new_words = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
+        spare = 2 * _BLOCK
+        for room in (old.size // 16 + spare, old.size + spare):
+            positions = np.empty(room, np.int64)
+            before, after = np.empty(room, old.dtype), np.empty(room, old.dtype)
+            count = _loop(find_changes)(old, new, old_words, new_words, positions, before, after)
+            if count >= 0:
+                return positions[:count], before[:count], after[:count]
+        raise AssertionError("more elements differ than there are")
+
+    def exponents(self, tile: Patterns, every: int, layout: Layout) -> Indices:
+        """See `Kernels`."""
+        counts = np.zeros(1 << layout.exponent_bits, np.int64)
+        _loop(count_exponents)(tile, every, layout.mantissa_bits, counts)
+        return counts
 
     def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
         """See `Kernels`."""
         return NumbaClasses(tile, lowest, count, layout)
 
-    def write_rice(self, gaps: Indices, k: int, num_bits: int) -> bytes:
+    def quotients(self, indices: Indices, k: int) -> int:
+        """See `Kernels`."""
+        return int(_loop(sum_quotients)(indices, k))
+
+    def write_rice(self, indices: Indices, k: int, num_bits: int) -> bytes:
         """See `Kernels`."""
         unary = np.zeros((num_bits + 7) // 8, np.uint8)
-        planes = np.zeros((k, (gaps.size + 7) // 8), np.uint8)
-        _loop(write_unary)(gaps, k, unary, planes)
+        planes = np.zeros((k, (indices.size + 7) // 8), np.uint8)
+        _loop(write_unary)(indices, k, unary, planes)
         return unary.tobytes() + planes.tobytes()
 
-    def read_rice(self, unary: Bytes, planes: Bytes, count: int, k: int) -> Indices | None:
+    def read_rice(self, unary: Bytes, planes: Bytes, count: int, k: int, size: int) -> Indices | None:
         """See `Kernels`."""
-        gaps = np.empty(count, np.int64)
-        complete = _loop(read_unary)(unary, planes.reshape(k, (count + 7) // 8), k, gaps)
-        return gaps if complete else None
+        indices = np.empty(count, np.int64)
+        complete = _loop(read_unary)(unary, planes.reshape(k, (count + 7) // 8), k, size, indices)
+        return indices if complete else None
 
     def write_low_bits(self, values: Patterns, bits: int) -> bytes:
         """See `Kernels`."""
@@ -304,7 +363,7 @@ def _compiled() -> dict[str, Callable[..., Any]]:
 
     # Unwrapped: the tests put type checks around every function, which no compiler understands.
     loops: dict[str, Callable[..., Any]] = {}
-    for function, signature in (*_SIGNATURES, (classify, _CLASSIFY)):
-        compile_loop = cast("Callable[..., Callable[..., Any]]", numba.njit(signature, cache=True, nogil=True))
+    for function, signatures in _SIGNATURES:
+        compile_loop = cast("Callable[..., Callable[..., Any]]", numba.njit(signatures, cache=True, nogil=True))
         loops[function.__name__] = compile_loop(inspect.unwrap(function))
     return loops

@@ -27,7 +27,8 @@ CLASSES = 14
 _GAPS, _BITMAP, _COMPRESSED_BITMAP, _UNCHANGED = range(4)
 _TOKENS = 8
 """Added to the mode of a class whose distances are tokens."""
-_DENSE = 0.28
+_SPARSE, _DENSE = 0.28, 0.5
+"""Shares of a class between which gaps and bitmaps are both tried."""
 _FAR = 0.06
 """Share of distances above one step from which on tokens are shorter than signs with exceptions."""
 _COVERED = 0.999
@@ -53,27 +54,34 @@ def write_changes(
     tile: Patterns, positions: Indices, distances: Patterns, *, count: int, layout: Layout, kernels: Kernels
 ) -> bytes:
     """Return what changed in a tile, given its old elements, by `count` classes."""
-    top = _top_exponent(tile, layout) if count > 1 else 0
+    top = _top_exponent(tile, layout, kernels) if count > 1 else 0
     classes = _classes(tile, top, count, layout, kernels)
     numbers, ranks = classes.ranks(positions)
-    order = np.argsort(numbers, kind="stable")
-    ranks, distances = ranks[order], distances[order]
-    ends = np.cumsum(np.bincount(numbers, minlength=count))
-    far = magnitudes(distances, layout) > 1
+    members, changed = classes.members, np.bincount(numbers, minlength=count)
+    if count > 1:
+        ranks, distances = _sorted(numbers, ranks, distances)
+    del classes, numbers  # as large as the tile; what follows takes memory for every change
     headers, bodies = [struct.pack("<B", top)], list[bytes]()
     as_tokens = np.zeros(distances.size, np.bool_)
     begin = 0
-    for number, end in enumerate(ends.tolist()):
-        mode, body = _write_positions(ranks[begin:end], int(classes.members[number]), kernels)
-        if end > begin and float(far[begin:end].mean()) > _FAR:
+    for size, number in zip(members.tolist(), changed.tolist(), strict=True):
+        end = begin + number
+        mode, body = _write_positions(ranks[begin:end], size, kernels)
+        if number and float((magnitudes(distances[begin:end], layout) > 1).mean()) > _FAR:
             mode |= _TOKENS
             as_tokens[begin:end] = True
         headers.append(_CLASS_HEADER.pack(mode, len(body)))
         bodies.append(body)
         begin = end
+    del ranks
     signs = write_signs(distances[~as_tokens], layout, kernels)
     tokens = write_tokens(distances[as_tokens], layout, kernels)
     return join([b"".join(headers), b"".join(bodies), *signs, *tokens])
+
+
+def _sorted(numbers: NDArray[np.uint8], ranks: Indices, distances: Patterns) -> tuple[Indices, Patterns]:
+    order = np.argsort(numbers, kind="stable")
+    return ranks[order], distances[order]
 
 
 def read_changes(
@@ -109,23 +117,24 @@ def _classes(tile: Patterns, top: int, count: int, layout: Layout, kernels: Kern
     return kernels.classes(tile, top - count + 1, count, layout) if count > 1 else _OneClass(tile.size)
 
 
-def _top_exponent(tile: Patterns, layout: Layout) -> int:
+def _top_exponent(tile: Patterns, layout: Layout, kernels: Kernels) -> int:
     """Return the smallest exponent that nearly all elements of a sample do not exceed."""
-    exponents = (tile[::_EVERY] >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
-    covered = np.cumsum(np.bincount(exponents.astype(np.int64)))
+    covered = np.cumsum(kernels.exponents(tile, _EVERY, layout))
     return int(np.searchsorted(covered, _COVERED * float(covered[-1])))
 
 
 def _write_positions(ranks: Indices, members: int, kernels: Kernels) -> tuple[int, bytes]:
     if not ranks.size:
         return _UNCHANGED, b""
-    if ranks.size <= _DENSE * members:
+    if ranks.size <= _SPARSE * members:
         return _GAPS, write_gaps(ranks, kernels)
     bits = np.zeros(members, np.bool_)
     bits[ranks] = True
     plain = bit_string(bits)
-    packed = compress(np.frombuffer(plain, np.uint8))
-    return (_COMPRESSED_BITMAP, packed) if len(packed) < len(plain) else (_BITMAP, plain)
+    candidates = [(_BITMAP, plain), (_COMPRESSED_BITMAP, compress(np.frombuffer(plain, np.uint8)))]
+    if ranks.size <= _DENSE * members:
+        candidates.append((_GAPS, write_gaps(ranks, kernels)))
+    return min(candidates, key=lambda found: len(found[1]))
 
 
 def _read_positions(mode: int, body: memoryview, members: int, kernels: Kernels) -> Indices:

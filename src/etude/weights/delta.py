@@ -76,14 +76,14 @@ def write_tile(
 
     With `context` the old elements may be needed to read it. Without `old` the new ones stand alone.
     """
-    best: tuple[Coding, bytes] = (Coding.RAW, new.tobytes())
+    candidates: list[tuple[Coding, bytes]] = []
     if old is not None:
         written = _write_changes(old, new, layout=layout, kernels=kernels, context=context)
         if len(written[1]) < _GOOD * new.nbytes:
             return written
-        best = min(best, written, key=lambda found: len(found[1]))
-    planes = _write_planes(new, layout)
-    return (Coding.PLANES, planes) if len(planes) < len(best[1]) else best
+        candidates.append(written)
+    candidates += [(Coding.PLANES, _write_planes(new, layout)), (Coding.RAW, new.tobytes())]
+    return min(candidates, key=lambda found: len(found[1]))
 
 
 def read_tile(old: Patterns, coding: Coding, blob: memoryview, *, layout: Layout, kernels: Kernels) -> Patch:
@@ -113,10 +113,9 @@ def read_tile(old: Patterns, coding: Coding, blob: memoryview, *, layout: Layout
 def _write_changes(
     old: Patterns, new: Patterns, *, layout: Layout, kernels: Kernels, context: bool
 ) -> tuple[Coding, bytes]:
-    positions = kernels.changed(old, new)
+    positions, distances = _distances(old, new, layout=layout, kernels=kernels)
     if not positions.size:
         return Coding.SAME, b""
-    distances = steps(old[positions], new[positions], layout)
     context = context and uses_context(layout)
     candidates: list[tuple[Coding, bytes]] = []
     if positions.size <= _DENSE * old.size and (not context or positions.size < _FEW):
@@ -127,6 +126,11 @@ def _write_changes(
         changes = write_changes(old, positions, distances, count=count, layout=layout, kernels=kernels)
         candidates.append((Coding.CONTEXT if context else Coding.DENSE, changes))
     return min(candidates, key=lambda found: len(found[1]))
+
+
+def _distances(old: Patterns, new: Patterns, *, layout: Layout, kernels: Kernels) -> tuple[Indices, Patterns]:
+    positions, before, after = kernels.changed(old, new)
+    return positions, steps(before, after, layout)
 
 
 def _write_planes(new: Patterns, layout: Layout) -> bytes:

@@ -32,20 +32,30 @@ class Classes(Protocol):
 class Kernels(Protocol):
     """What is worth compiling."""
 
-    def changed(self, old: Patterns, new: Patterns) -> Indices:
-        """Return the ascending positions at which two tiles differ."""
+    def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:
+        """Return the ascending positions at which two tiles differ, and what is there in each."""
+        ...
+
+    def exponents(self, tile: Patterns, every: int, layout: Layout) -> Indices:
+        """Return how often each exponent occurs in every so many elements."""
         ...
 
     def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
         """Class c holds exponent `lowest` + c; the first and the last class also hold what lies beyond."""
         ...
 
-    def write_rice(self, gaps: Indices, k: int, num_bits: int) -> bytes:
-        """Return quotients in unary, `num_bits` in all, and then the k low bits as planes."""
+    def quotients(self, indices: Indices, k: int) -> int:
+        """Return the sum of the gaps between ascending indices, each without its k low bits."""
         ...
 
-    def read_rice(self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int) -> Indices | None:
-        """Return `count` gaps; None unless the unary string has that many ones."""
+    def write_rice(self, indices: Indices, k: int, num_bits: int) -> bytes:
+        """Return the gaps' quotients in unary, `num_bits` in all, and then the k low bits as planes."""
+        ...
+
+    def read_rice(
+        self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int, size: int
+    ) -> Indices | None:
+        """Return `count` indices; None unless there are as many ones and all indices are below `size`."""
         ...
 
     def write_low_bits(self, values: Patterns, bits: int) -> bytes:
@@ -84,31 +94,36 @@ class NumpyClasses:
 class NumpyKernels:
     """Whole-array operations."""
 
-    def changed(self, old: Patterns, new: Patterns) -> Indices:
+    def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:
         """See `Kernels`."""
-        per_word = 8 // old.dtype.itemsize
-        if per_word <= 2:  # noqa: PLR2004 - nothing to win
-            return np.flatnonzero(old != new)
-        whole = old.size - old.size % per_word
-        # Eight bytes at a time first: most words did not change.
-        words = np.flatnonzero(old[:whole].view(np.uint64) != new[:whole].view(np.uint64))
-        differs = old[:whole].reshape(-1, per_word)[words] != new[:whole].reshape(-1, per_word)[words]
-        found = np.flatnonzero(differs)
-        tail = np.flatnonzero(old[whole:] != new[whole:]) + whole
-        return np.concatenate((words[found // per_word] * per_word + found % per_word, tail))
+        positions = self._differing(old, new)
+        return positions, old[positions], new[positions]
+
+    def exponents(self, tile: Patterns, every: int, layout: Layout) -> Indices:
+        """See `Kernels`."""
+        exponents = 1 << layout.exponent_bits
+        found = (tile[::every] >> layout.mantissa_bits) & (exponents - 1)
+        return np.bincount(found.astype(np.int64), minlength=exponents)
 
     def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
         """See `Kernels`."""
         return NumpyClasses(tile, lowest, count, layout)
 
-    def write_rice(self, gaps: Indices, k: int, num_bits: int) -> bytes:
+    def quotients(self, indices: Indices, k: int) -> int:
         """See `Kernels`."""
+        return int((_gaps(indices) >> k).sum())
+
+    def write_rice(self, indices: Indices, k: int, num_bits: int) -> bytes:
+        """See `Kernels`."""
+        gaps = _gaps(indices)
         unary = np.zeros(num_bits, np.uint8)
         unary[np.cumsum((gaps >> k) + 1) - 1] = 1
         planes = [np.packbits((gaps >> plane).astype(np.uint8) & 1) for plane in range(k)]
         return b"".join(part.tobytes() for part in (np.packbits(unary), *planes))
 
-    def read_rice(self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int) -> Indices | None:
+    def read_rice(
+        self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int, size: int
+    ) -> Indices | None:
         """See `Kernels`."""
         ends = np.flatnonzero(np.unpackbits(unary))
         if ends.size != count:
@@ -117,7 +132,10 @@ class NumpyKernels:
         gaps <<= k
         for plane, row in enumerate(planes.reshape(k, (count + 7) // 8)):
             gaps |= np.unpackbits(row, count=count).astype(np.int64) << plane
-        return gaps
+        if int(gaps.max()) >= size:  # first, so that the sum cannot overflow
+            return None
+        indices = np.cumsum(gaps + 1) - 1
+        return indices if int(indices[-1]) < size else None
 
     def write_low_bits(self, values: Patterns, bits: int) -> bytes:
         """See `Kernels`."""
@@ -135,3 +153,19 @@ class NumpyKernels:
             for place in range(bits):
                 chunk |= unpacked[:, place].astype(np.uint64) << np.uint64(place)
         return values
+
+    def _differing(self, old: Patterns, new: Patterns) -> Indices:
+        per_word = 8 // old.dtype.itemsize
+        if per_word <= 2:  # noqa: PLR2004 - nothing to win
+            return np.flatnonzero(old != new)
+        whole = old.size - old.size % per_word
+        # Eight bytes at a time first: most words did not change.
+        words = np.flatnonzero(old[:whole].view(np.uint64) != new[:whole].view(np.uint64))
+        differs = old[:whole].reshape(-1, per_word)[words] != new[:whole].reshape(-1, per_word)[words]
+        found = np.flatnonzero(differs)
+        tail = np.flatnonzero(old[whole:] != new[whole:]) + whole
+        return np.concatenate((words[found // per_word] * per_word + found % per_word, tail))
+
+
+def _gaps(indices: Indices) -> Indices:
+    return np.diff(indices, prepend=-1) - 1

@@ -34,7 +34,7 @@ def pack(
     parts: list[bytes | memoryview] = []
     placed: list[tuple[str, FlatTensor, int, int, str]] = []
     offset = 0
-    for group in _groups(tensors, base):
+    for group in groups(tensors, base):
         for chunk, encoding, part in _encode(group, difference, workers):
             placed += [(name, tensor, offset, len(part), encoding) for name, tensor, _ in chunk]
             parts.append(part)
@@ -66,7 +66,7 @@ def pack(
     return manifest, {name_of_object: data}
 
 
-def _groups(tensors: Mapping[str, FlatTensor], base: LoadedVersion | None) -> Iterator[list[_Named]]:
+def groups(tensors: Mapping[str, FlatTensor], base: LoadedVersion | None) -> Iterator[list[_Named]]:
     """Yield neighbours that one tile can hold: the parameters of a code are paid for once per tile."""
     group: list[_Named] = []
     held = 0

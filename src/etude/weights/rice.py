@@ -18,10 +18,14 @@ def write_gaps(indices: Indices, kernels: Kernels) -> bytes:
     """Return ascending indices as the distances between them."""
     if not indices.size:
         return EMPTY
-    gaps = np.diff(indices, prepend=-1) - 1
-    k = _parameter(gaps, int(indices[-1]) + 1 - indices.size)
-    num_bits = gaps.size + int((gaps >> k).sum())
-    return _HEADER.pack(k + 1, gaps.size, num_bits) + kernels.write_rice(gaps, k, num_bits)
+    count = indices.size
+    mean = (int(indices[-1]) + 1 - count) / count
+    guess = max(0, math.floor(math.log2(0.6931 * (mean + 1)) + 0.5)) if mean else 0
+    # The best for gaps of a geometric distribution, or a neighbour that needs fewer bits for these.
+    quotients = {k: kernels.quotients(indices, k) for k in (max(0, guess - 1), guess, guess + 1)}
+    k = min(quotients, key=lambda k: count * (1 + k) + quotients[k])
+    num_bits = count + quotients[k]
+    return _HEADER.pack(k + 1, count, num_bits) + kernels.write_rice(indices, k, num_bits)
 
 
 def read_gaps(data: memoryview, size: int, kernels: Kernels) -> Indices:
@@ -43,22 +47,8 @@ def read_gaps(data: memoryview, size: int, kernels: Kernels) -> Indices:
     if count % 8 and k:
         padding = np.bitwise_or.reduce(planes[row - 1 :: row])
         require(not int(padding) & (0xFF >> count % 8), "the padding of a plane is not zero")
-    gaps = kernels.read_rice(unary, planes, count, k)
-    if gaps is None:
-        msg = f"a unary string has another number of ones than {count}"
+    indices = kernels.read_rice(unary, planes, count, k, size)
+    if indices is None:
+        msg = f"{count} gaps are not as many, or lead out of {size} elements"
         raise IntegrityError(msg)
-    require(int(gaps.max()) < size, "a gap leads out of the tile")
-    indices = np.cumsum(gaps + 1) - 1
-    require(int(indices[-1]) < size, "a position lies outside of the tile")
     return indices
-
-
-def _parameter(gaps: Indices, total: int) -> int:
-    """Return the k that needs the fewest bits of three around the best for a geometric distribution of this mean."""
-    mean = total / gaps.size
-    guess = max(0, math.floor(math.log2(0.6931 * (mean + 1)) + 0.5)) if mean else 0
-
-    def bits(k: int) -> int:
-        return gaps.size * (1 + k) + int((gaps >> k).sum())
-
-    return min((max(0, guess - 1), guess, guess + 1), key=bits)

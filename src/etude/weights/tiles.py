@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import msgspec
+import numpy as np
 import xxhash
 
 from etude.errors import IntegrityError
@@ -23,7 +24,8 @@ _SIZE = struct.Struct("<I")
 _ROW = struct.Struct("<BIQ16s")
 _SPARSE_TILE, _DENSE_TILE = MAX_TILE, 1 << 20
 _SPARSE = 0.1
-_SAMPLES = 1 << 12
+_SAMPLES, _SAMPLE = 64, 64
+"""Runs, and elements in each, that tell how much changed."""
 _Result = TypeVar("_Result")
 
 
@@ -43,7 +45,7 @@ def write_tiles(
     old: Patterns | None, new: Patterns, *, layout: Layout, kernels: Kernels, context: bool, workers: int = 1
 ) -> bytes:
     """Return the tiles of all elements, from the old ones or, without these, standing alone."""
-    size = _tile_size(old, new, layout)
+    size = tile_size_for(old, new, layout)
 
     def write(begin: int) -> tuple[bytes, bytes]:
         fresh = new[begin : begin + size]
@@ -102,12 +104,13 @@ def apply_tiles(
     _each(apply, tiles, workers)
 
 
-def _tile_size(old: Patterns | None, new: Patterns, layout: Layout) -> int:
+def tile_size_for(old: Patterns | None, new: Patterns, layout: Layout) -> int:
     """Tiles cost less per change the larger they are, and memory for every change."""
     if old is None or layout.width > 2 or not new.size:  # noqa: PLR2004 - bytes of a half-precision element
         return _DENSE_TILE
-    every = max(1, new.size // _SAMPLES)
-    changed = float((old[::every] != new[::every]).mean())
+    begins = np.linspace(0, max(0, new.size - _SAMPLE), _SAMPLES, dtype=np.int64)
+    places = np.minimum(begins[:, None] + np.arange(_SAMPLE), new.size - 1)
+    changed = float((old[places] != new[places]).mean())
     return _SPARSE_TILE if changed < _SPARSE else _DENSE_TILE
 
 

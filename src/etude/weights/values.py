@@ -4,6 +4,8 @@ Nearly every change of a large weight is one step, so a sign says it all. Small 
 token for the magnitude compresses, and the bits below the leading one do not.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,7 +74,7 @@ def write_tokens(distances: Patterns, layout: Layout, kernels: Kernels) -> list[
     values = zigzag[far]
     orders = _binary_orders(values)
     tokens[far] = orders + np.uint8(_NAMED)
-    extra = [kernels.write_low_bits(values[orders == order], order) for order in range(_FIRST_ORDER, layout.bits)]
+    extra = [kernels.write_low_bits(values[chosen], order) for order, chosen in _by_order(orders)]
     return [optionally_compressed(tokens, above=64), b"".join(extra)]
 
 
@@ -86,8 +88,8 @@ def read_tokens(parts: list[memoryview], count: int, layout: Layout, kernels: Ke
     in_range = (orders >= _FIRST_ORDER) & (orders < layout.bits)
     require(bool(in_range.all()), "a token names no distance")
     begin = 0
-    for order in range(_FIRST_ORDER, layout.bits):
-        members = far[orders == order]
+    for order, chosen in _by_order(orders):
+        members = far[chosen]
         end = begin + (members.size * order + 7) // 8
         require(end <= extra.size, "extra bits are missing")
         low = kernels.read_low_bits(extra[begin:end], members.size, order)
@@ -95,6 +97,16 @@ def read_tokens(parts: list[memoryview], count: int, layout: Layout, kernels: Ke
         begin = end
     require(begin == extra.size, "extra bits are left over")
     return np.bitwise_xor(zigzag >> 1, np.negative(zigzag & layout.unsigned.type(1)))
+
+
+def _by_order(orders: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield every order that occurs, ascending, with the places where it does."""
+    sorted_places = np.argsort(orders, kind="stable")
+    begin = 0
+    for order, count in enumerate(np.bincount(orders).tolist()):
+        if count:
+            yield order, sorted_places[begin : begin + count]
+        begin += count
 
 
 def _escape_type(layout: Layout) -> np.dtype[np.unsignedinteger]:
