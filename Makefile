@@ -8,6 +8,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test nightly check docs bench clean
 export PYTHON
+# A test of a whole run mostly waits, so two workers wait for different things.
+WORKERS ?= --numprocesses=2 --dist=loadfile
 
 help: ## List what can be made
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -17,10 +19,13 @@ quickstart: .venv/train ## Train a small agent to repair Python modules, on two 
 		$(if $(SEED),--set run.seed=$(SEED) --set run.url=runs/quickstart-$(SEED)) $(ARGS)
 
 test: .venv/dev ## Run the tests (ARGS=... goes to pytest)
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(ARGS)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) $(ARGS)
 
-nightly: .venv/dev ## Run the tests with twenty kills where make test has three (ARGS=... goes to pytest)
-	@ETUDE_KILLS=20 PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(ARGS)
+nightly: .venv/dev ## Run the tests with many more kills, then attack a quickstart (ARGS=... goes to pytest)
+	@ETUDE_KILLS=20 ETUDE_SEEDS=3 ETUDE_TRAINER_DOWN_S=60 ETUDE_CHAOS_KILLS=20 \
+		PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) $(ARGS)
+	@for seed in 0 1 2; do .venv/bin/etude chaos recipes/quickstart.toml --kills 50 --pause 4 --seed $$seed \
+		--set run.seed=$$seed --set run.url=runs/chaos-$$seed || exit; done
 
 check: .venv/dev ## Format, lint, types, import contracts, tests, documentation
 	@scripts/check

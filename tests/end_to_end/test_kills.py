@@ -1,5 +1,9 @@
 # pyright: basic, reportAttributeAccessIssue=false
-"""Runs whose processes are killed at random points; `ETUDE_KILLS=20` kills more often."""
+"""Runs whose processes are killed at random points.
+
+`ETUDE_KILLS=20` kills more often, `ETUDE_SEEDS=3` in more ways, `ETUDE_TRAINER_DOWN_S=60` keeps a trainer
+away for longer.
+"""
 
 import asyncio
 import os
@@ -16,11 +20,23 @@ from etude.runtime.run_state import RunState, fold
 from etude.store.ledger_format import read_run_id
 from etude.store.ledger_reader import read_writer, writers
 from etude.store.local import FileStore
-from etude.telemetry.events import Admitted, LineageOpened, Published, Resumed, Trained
+from etude.telemetry.events import (
+    Admitted,
+    GroupLost,
+    GroupReady,
+    LineageOpened,
+    Published,
+    Resumed,
+    RolloutEnded,
+    ServiceEnded,
+    ServiceStarted,
+    Trained,
+)
 
 pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("ETUDE_KILLS", "2"))
+TRAINER_DOWN_S = float(os.environ.get("ETUDE_TRAINER_DOWN_S", "3"))
 STEPS = 6
 DETERMINISTIC = ("run.deterministic=true", "rollout.max_staleness=0")
 
@@ -137,3 +153,29 @@ async def test_a_trainer_that_dies_is_brought_back_while_rollouts_go_on(coin, tm
     assert len(of(LineageOpened, controllers)) == 1
     assert "the trainer is back at version" in command.notes
     await gone(directory)
+
+
+async def test_while_the_trainer_is_away_groups_are_played_until_every_slot_is_taken(coin, tmp_path):
+    directory = tmp_path / "run"
+    away = (f"supervision.backoff_s={TRAINER_DOWN_S}", "supervision.lease_s=5")
+    command = await start("run", coin, directory, 'stages=["train"]', f"trainer.steps={STEPS}", *away)
+    await command.until_step(2)
+    [trainer] = [pid for pid, line in processes_of(directory).items() if "serve-trainer" in line]
+    os.kill(trainer, signal.SIGKILL)
+    assert await command.end() == 0, command.errors
+    await gone(directory)
+    controllers, others = await facts_of(directory)
+    assert_conserved(controllers, others)
+    assert not of(GroupLost, controllers)
+    assert {fact.outcome for fact in of(RolloutEnded, controllers)} <= {"scored", "cancelled"}
+    lives = [fact for fact in controllers if getattr(fact, "service", "") == "trainer"]
+    died = controllers.index(next(fact for fact in of(ServiceEnded, lives) if fact.reason))
+    came_back = controllers.index(of(ServiceStarted, lives)[1])
+    assert controllers[came_back].t - controllers[died].t >= TRAINER_DOWN_S
+    before = fold(RunState(), controllers[:died])
+    meanwhile = fold(RunState(), controllers[:came_back])
+    assert of(GroupReady, controllers[died:came_back])
+    # Every slot but those of groups in steps that samplers do not serve yet holds a finished group: none is played.
+    assert not meanwhile.in_flight
+    assert len(meanwhile.finished) + len(meanwhile.taken) >= len(before.finished) + len(before.taken)
+    assert await asyncio.to_thread(main, ["verify", str(directory)]) == 0
