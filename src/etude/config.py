@@ -68,8 +68,22 @@ class PolicySection(Section):
 
     path: str = ""
     """Local Hugging Face model directory to start from; empty: a model made from nothing by `pretrain` and `sft`."""
-    renderer: Literal["auto", "chatml", "chatml-compact"] = "auto"
-    """How messages become tokens; `auto` reads it from the model directory."""
+    renderer: Literal[
+        "auto",
+        "chatml",
+        "chatml-compact",
+        "smollm2",
+        "qwen3",
+        "qwen3-keep",
+        "qwen3-thinking",
+        "qwen3-thinking-keep",
+        "deepseek-v3",
+        "deepseek-v3.1",
+        "kimi-k2",
+        "llama-3",
+        "template",
+    ] = "auto"
+    """How messages become tokens; `auto` finds it out from the model directory (see `etude gateway check`)."""
     shape: ShapeSection = ShapeSection()
     """Size of a policy made from nothing."""
 
@@ -264,6 +278,8 @@ class WeightsSection(Section):
     """Precision of the published policy version; views are derived from it."""
     anchor_every: PositiveInt = 16
     """Versions between full copies; the others are differences."""
+    difference: Literal["rice_ulp", "exp_ctx"] = "rice_ulp"
+    """How a difference is coded: `exp_ctx` is up to half the size, for readers far away, and several times slower."""
     poll_s: PositiveFloat = 0.2
     """How often samplers look at the head."""
 

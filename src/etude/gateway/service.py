@@ -5,6 +5,7 @@ import functools
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from re import Pattern
 
@@ -155,18 +156,23 @@ class Gateway:
         await asyncio.wait([task], timeout=self._keep_alive_s)
         if task.done():
             await _finished(task)
-        await response.prepare(request)
-        while not task.done():
-            await response.write(dialect.keep_alive)
-            await asyncio.wait([task], timeout=self._keep_alive_s)
+        # A client that goes away is no fault; its call goes on, so that a retry finds it.
+        with suppress(ConnectionResetError):
+            await response.prepare(request)
+            while not task.done():
+                await response.write(dialect.keep_alive)
+                await asyncio.wait([task], timeout=self._keep_alive_s)
+            await response.write(await self._ending(dialect, asked, task))
+            await response.write_eof()
+        return response
+
+    async def _ending(self, dialect: Dialect, asked: HarnessRequest, task: "asyncio.Task[Answer]") -> bytes:
+        """Return what follows the signs of life: the whole answer, or why there is none."""
         try:
             answer = await _finished(task)
         except CallRefusedError as refusal:
-            await response.write(dialect.late_error(refusal, asked))
-        else:
-            await response.write(b"".join(dialect.events(answer, asked)))
-        await response.write_eof()
-        return response
+            return dialect.late_error(refusal, asked)
+        return b"".join(dialect.events(answer, asked))
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
         session = self._session(request)
