@@ -310,3 +310,20 @@ def test_a_publish_that_hangs_ends_the_wait_with_a_name_and_a_deadline():
     finally:
         clock.released.set()
         background.close()
+
+
+@pytest.mark.parametrize("difference", ["rice_ulp", "exp_ctx"])
+async def test_a_follower_reads_whichever_difference_is_published(difference):
+    store = open_store("memory://")
+    publisher = await open_publisher(store, lineage="one", dtype="bfloat16", difference=difference)
+    follower = Follower(store, clock=ManualClock())
+    weights = {f"layer{index}.w": torch.randn(50, 400) * 0.02 for index in range(3)}
+    for version in range(3):
+        stepped = {name: tensor * (1 + version * 1e-3) for name, tensor in weights.items()}
+        manifest = await publisher.publish(version=version, step=version, tensors=stepped)
+        staged = await follower.poll()
+        assert staged is not None
+        assert staged.digest == manifest.digest
+        assert all(torch.equal(staged.tensors[name], tensor.bfloat16()) for name, tensor in stepped.items())
+    assert {entry.encoding for entry in manifest.tensors} == {difference}
+    assert len({entry.offset for entry in manifest.tensors}) == 1

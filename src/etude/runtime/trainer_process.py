@@ -75,7 +75,13 @@ def _publisher(run: RunDirectory, config: RunConfig, ledger: Ledger) -> Backgrou
         await asyncio.to_thread(flushed.result, _ANNOUNCED_WITHIN_S)
 
     weights = config.weights
-    line = Line(run.store, announce=announce, dtype=weights.dtype, anchor_every=weights.anchor_every)
+    line = Line(
+        run.store,
+        announce=announce,
+        dtype=weights.dtype,
+        anchor_every=weights.anchor_every,
+        difference=weights.difference,
+    )
     return BackgroundPublisher(line=line)
 
 

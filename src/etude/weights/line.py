@@ -7,6 +7,7 @@ from torch import Tensor
 from etude.errors import IntegrityError, ObjectMissingError, VersionTakenError
 from etude.interfaces import ObjectStore
 from etude.types import Head
+from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.publisher import Announce, PublishedDtype, Publisher, new_lineage, open_publisher
 from etude.weights.reader import read_head
 
@@ -21,12 +22,14 @@ class Line:
         announce: Announce,
         dtype: PublishedDtype = "float32",
         anchor_every: int = 16,
+        difference: Difference = RICE_ULP,
     ) -> None:
         """Publish into `store`; `announce` hears of every version before the head does."""
         self._store = store
         self._announce = announce
         self._dtype: PublishedDtype = dtype
         self._anchor_every = anchor_every
+        self._difference: Difference = difference
 
     async def is_head(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the head names this version with exactly these bytes.
@@ -76,6 +79,7 @@ class Line:
             dtype=self._dtype,
             anchor_every=self._anchor_every,
             announce=self._announce,
+            difference=self._difference,
         )
 
 

@@ -23,6 +23,7 @@ from etude.weights.chain import (
     object_key,
     parse_manifest,
 )
+from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.digest import tensor_digest
 from etude.weights.packing import pack
 from etude.weights.reader import MAX_VERSION_BYTES, LoadedVersion, load_head, read_head
@@ -64,6 +65,7 @@ class Publisher:
         head: Head | None,
         published: LoadedVersion | None,
         announce: Announce = _tell_nobody,
+        difference: Difference = RICE_ULP,
     ) -> None:
         """Go on from a head and, if it is of this lineage, the weights it names; `open_publisher` reads both."""
         self.lineage = check_lineage(lineage)
@@ -73,6 +75,7 @@ class Publisher:
         self._head = head
         self._published = published
         self._announce = announce
+        self._difference: Difference = difference
 
     @property
     def head(self) -> Head | None:
@@ -105,7 +108,7 @@ class Publisher:
         is_anchor = self._head is None or version - self._head.anchor >= self._anchor_every
         base = None if is_anchor else published
         manifest, objects = await asyncio.to_thread(
-            pack, tensors, lineage=self.lineage, version=version, step=step, base=base
+            pack, tensors, lineage=self.lineage, version=version, step=step, base=base, difference=self._difference
         )
         encoded = await self._write(manifest, objects)
         await self._announce(
@@ -179,6 +182,7 @@ async def open_publisher(
     dtype: PublishedDtype = "float32",
     anchor_every: int = 16,
     announce: Announce = _tell_nobody,
+    difference: Difference = RICE_ULP,
 ) -> Publisher:
     """Return a publisher for a lineage, new or that of the head.
 
@@ -194,4 +198,5 @@ async def open_publisher(
         head=head,
         published=published,
         announce=announce,
+        difference=difference,
     )
