@@ -17,9 +17,10 @@ TOKENIZER = byte_tokenizer()
 
 
 class GatedSampler:
-    """Answers when it is told to."""
+    """Answers when it is told to, or `takes_s` seconds after it is asked."""
 
-    def __init__(self, *answers):
+    def __init__(self, *answers, takes_s=None):
+        self.takes_s = takes_s
         self.inner = ScriptedSampler(answers, tokenizer=TOKENIZER)
         self.asked, self.gate = asyncio.Event(), asyncio.Event()
         self.waiting = 0
@@ -27,16 +28,14 @@ class GatedSampler:
     async def sample(self, request):
         self.waiting += 1
         self.asked.set()
+        if self.takes_s is not None:
+            self.gate.clear()
+            asyncio.get_running_loop().call_later(self.takes_s, self.gate.set)
         await self.gate.wait()
         return await self.inner.sample(request)
 
     async def status(self):
         return await self.inner.status()
-
-    def open_after(self, seconds):
-        """Let no answer out until then."""
-        self.gate.clear()
-        asyncio.get_running_loop().call_later(seconds, self.gate.set)
 
 
 class Served:

@@ -145,12 +145,10 @@ MAX = {"create": {"max_tokens": 9}, "count_tokens": {}}
 
 
 async def test_an_error_that_comes_late_ends_the_stream_and_pings_do_not(serve, gated):
-    sampler = gated("a", SamplerError("down"))
+    sampler = gated("a", SamplerError("down"), takes_s=0.05)
     async with serve([], sampler=sampler, keep_alive_s=0.01) as served, sdk(served, max_retries=0) as client:
-        sampler.open_after(0.05)
         async with client.messages.stream(**ASKED) as stream:
             assert await stream.get_final_text() == "a"
-        sampler.open_after(0.05)
         with pytest.raises(anthropic.APIStatusError) as caught:
             async with client.messages.stream(**ASKED) as stream:
                 await stream.get_final_message()

@@ -125,13 +125,11 @@ async def test_permanent_errors_are_raised_without_a_second_try(serve):
 
 
 async def test_an_error_that_comes_late_is_a_failed_response(serve, gated):
-    sampler = gated("a", SamplerError("down"), VersionUnavailableError("not yet"))
+    sampler = gated("a", SamplerError("down"), VersionUnavailableError("not yet"), takes_s=0.05)
     async with serve([], sampler=sampler, keep_alive_s=0.01) as served, sdk(served, max_retries=0) as client:
-        sampler.open_after(0.05)
         async with client.responses.stream(**ASKED) as stream:
             assert (await stream.get_final_response()).output_text == "a"
         for code in ("server_error", "rate_limit_exceeded"):
-            sampler.open_after(0.05)
             async with client.responses.stream(**ASKED) as stream:
                 events = [event async for event in stream]
             assert [event.type for event in events] == ["response.created", "response.failed"]

@@ -1,8 +1,6 @@
 # pyright: basic, reportArgumentType=false, reportCallIssue=false
 """What the SDKs do by themselves when an answer takes too long: nothing may be drawn twice for it."""
 
-import asyncio
-
 import anthropic
 import openai
 import pytest
@@ -54,12 +52,9 @@ async def messages_stream(client):
     ],
 )
 async def test_a_call_that_the_sdk_gives_up_and_repeats_is_drawn_once(serve, gated, sdk, call):
-    sampler = gated("a", "b")
+    sampler = gated("a", "b", takes_s=0.6)
     async with serve([], sampler=sampler) as served, sdk(served, max_retries=9, timeout=0.3) as client:
-        answer = asyncio.create_task(call(client))
-        await sampler.asked.wait()
-        sampler.open_after(0.6)
-        assert await answer == "a"
+        assert await call(client) == "a"
         record = await served.close()
     assert sampler.waiting == 1
     assert [node.edge for node in record.nodes] == [Edge.ROOT]
