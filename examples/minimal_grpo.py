@@ -19,6 +19,7 @@ import argparse
 import json
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, run
 from tempfile import TemporaryDirectory
@@ -29,9 +30,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.renderers.registry import load_renderer
 from etude.gateway.sessions import call_seed
+from etude.interfaces import Renderer
 from etude.rollout.group import derive_seed
 from etude.sampling.engines.torch_draw import uniforms
 from etude.tasks.harbor import load_tasks
@@ -128,7 +129,7 @@ def answer(model: nn.Module, ids: list[int], *, seed: int, limit: int, stops: tu
     return drawn
 
 
-def play(model: nn.Module, renderer: ChatMLRenderer, task: Task, *, seed: int, context: int) -> Attempt:
+def play(model: nn.Module, renderer: Renderer, task: Task, *, seed: int, context: int) -> Attempt:
     """Let the agent work on a task until it submits, gives up or meets a limit, and grade what it left."""
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task.instruction}]
     ids, drawn, reminded = renderer.render(messages, TOOLS), list[Drawn](), False
@@ -148,11 +149,14 @@ def play(model: nn.Module, renderer: ChatMLRenderer, task: Task, *, seed: int, c
             nudge = {"role": "user", "content": REMINDER if finished else CUT_OFF}
             tail = [{"role": "tool", "content": text} for text in told] or [nudge]
             # The conversation only grows: what was drawn is never rendered, let alone tokenised, again.
-            ids += renderer.extend(tail, finished=finished)
+            extension = renderer.extend(tail, finished=finished)
+            if extension is None:
+                break
+            ids += extension
         return Attempt(ids, drawn, grade(task, workdir))
 
 
-def use_tools(message: dict[str, Any], workdir: str) -> list[str] | None:
+def use_tools(message: Mapping[str, Any], workdir: str) -> list[str] | None:
     """Return what the agent is told about each tool that it called, or None when it submits."""
     told: list[str] = []
     for call in message.get("tool_calls", ()):

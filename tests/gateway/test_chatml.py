@@ -197,7 +197,7 @@ def test_a_model_directory_that_cannot_be_rendered_is_refused_with_what_is_suppo
     other = Tokenizer(models.BPE())
     other.decoder = decoders.ByteLevel()
     other.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(PolicyError, match="Supported are chatml, chatml-compact"):
+    with pytest.raises(PolicyError, match=r"Supported are .*chatml-compact"):
         load_renderer(tmp_path)
     TOKENIZER.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "etude.json").write_text('{"renderer": "llama"}')

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from etude.config import RunConfig
 from etude.errors import ConfigError
 from etude.gateway.renderers.chatml import ChatMLRenderer
+from etude.gateway.renderers.family import FamilyRenderer
 from etude.policy.tokenizer import train_tokenizer
 from etude.runtime.task_sets import heldout_problems, training_problems
 from etude.tasks import pyfix, pyfix_corpus
@@ -55,7 +56,7 @@ def pretrain_rows(config: RunConfig, problems: list[pyfix.Problem], tokenizer: T
     return short + _rows(logs, budget=int(budget * (1 - _SHORT_SHARE)), batch_tokens=batch, random=random)
 
 
-def sft_rows(config: RunConfig, renderer: ChatMLRenderer) -> list[list[Document]]:
+def sft_rows(config: RunConfig, renderer: FamilyRenderer) -> list[list[Document]]:
     """Return the batches of the sft stage: demonstrations on training tasks, only their answers learned."""
     if not config.tasks.family:
         msg = "there are no demonstrations: set tasks.family = 'pyfix', or leave sft out of stages"
@@ -90,13 +91,13 @@ def _plain(tokenizer: Tokenizer, text: str) -> Document:
     return Document(ids, [True] * len(ids))
 
 
-def _log(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]) -> Document:
+def _log(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]) -> Document:
     """Return messages as the gateway renders them, all of it learned."""
     ids = [token for part, _ in _turns(renderer, messages) for token in part]
     return Document(ids, [True] * len(ids))
 
 
-def _conversation(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]) -> Document:
+def _conversation(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]) -> Document:
     """Return a conversation exactly as the gateway renders it, its answers marked as learned."""
     ids = renderer.render([{"role": "system", "content": SYSTEM}, messages[0]], _TOOLS)
     learned = [False] * len(ids)
@@ -106,13 +107,17 @@ def _conversation(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]
     return Document(ids, learned)
 
 
-def _turns(renderer: ChatMLRenderer, messages: list[pyfix_corpus.Message]) -> Iterator[tuple[list[int], bool]]:
+def _turns(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]) -> Iterator[tuple[list[int], bool]]:
     """Yield the tokens of each message, and whether they are an answer."""
     for message in messages:
         if message["role"] == "assistant":
             yield renderer.answer(message), True
         else:
-            yield renderer.extend([message], finished=True), False
+            tail = renderer.extend([message], finished=True)
+            if tail is None:
+                msg = "policy.renderer does not continue the demonstrations token by token; see etude gateway check"
+                raise ConfigError(msg)
+            yield tail, False
 
 
 def _texts(message: pyfix_corpus.Message) -> list[str]:

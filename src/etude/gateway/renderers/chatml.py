@@ -45,11 +45,11 @@ class ChatMLRenderer:
     Raises `PolicyError` when the tokenizer lacks one of them, or does not give text back as it was.
     """
 
-    def __init__(self, tokenizer: Tokenizer, style: Style = "chatml") -> None:
-        if None in (tokenizer.token_to_id(TURN_END), tokenizer.token_to_id(TURN_START)):
+    def __init__(self, tokenizer: Tokenizer | Vocabulary, style: Style = "chatml") -> None:
+        self._vocabulary = Vocabulary.of(tokenizer)
+        if not {TURN_START, TURN_END} <= self._vocabulary.added_tokens:
             msg = f"the tokenizer has no {TURN_START} and {TURN_END}: renderer {style} does not fit it"
             raise PolicyError(msg)
-        self._vocabulary = Vocabulary(tokenizer)
         self._compact = style == "chatml-compact"
         self._system = _SMOLLM2_SYSTEM if style == "smollm2" else ""
         self._frame = lru_cache(maxsize=256)(self._encode_frame)
@@ -93,6 +93,10 @@ class ChatMLRenderer:
     def parts(self, token_ids: Sequence[int]) -> list[Part]:
         """Return drawn tokens in parts whose texts, joined, are all that was drawn."""
         return self._read(token_ids)[0]
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return how token ids read."""
+        return self._vocabulary.decode(token_ids)
 
     def parse(self, token_ids: Sequence[int]) -> dict[str, object]:
         """Return drawn tokens as an OpenAI assistant message; see `answers`.

@@ -14,6 +14,15 @@ from etude.interfaces import Renderer
 Message = Mapping[str, object]
 
 
+Tail = tuple[str, ...]
+"""Roles of messages that follow one another, each run of one role once."""
+
+
+def tail_of(messages: Sequence[Message]) -> Tail:
+    """Return the kind of tail that messages are."""
+    return tuple(role for role, _ in groupby(str(message["role"]) for message in messages))
+
+
 class FamilyRenderer(Renderer, Protocol):
     """A `Renderer` that can also spell answers, and tell what each character of a drawn one is."""
 
@@ -23,6 +32,10 @@ class FamilyRenderer(Renderer, Protocol):
 
     def parts(self, token_ids: Sequence[int]) -> list[Part]:
         """Return drawn tokens in parts whose texts, joined, are all that was drawn."""
+        ...
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return how token ids read; what is no UTF-8 becomes U+FFFD."""
         ...
 
 
@@ -87,8 +100,8 @@ class FormatRenderer:
     Raises `PolicyError` when the tokenizer lacks a token of the format or does not keep text as it is.
     """
 
-    def __init__(self, tokenizer: Tokenizer, form: Format) -> None:
-        self._vocabulary = Vocabulary(tokenizer)
+    def __init__(self, tokenizer: Tokenizer | Vocabulary, form: Format) -> None:
+        self._vocabulary = Vocabulary.of(tokenizer)
         self._form = form
         for token in form.tokens:
             self._vocabulary.id_of(token)
@@ -138,6 +151,10 @@ class FormatRenderer:
         """Return drawn tokens in parts whose texts, joined, are all that was drawn."""
         return self._read(token_ids)[0]
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Return how token ids read."""
+        return self._vocabulary.decode(token_ids)
+
     def parse(self, token_ids: Sequence[int]) -> dict[str, object]:
         """Return drawn tokens as an OpenAI assistant message; see `answers`."""
         parts, malformed = self._read(token_ids)
@@ -154,7 +171,7 @@ def read(
     ended = bool(token_ids) and token_ids[-1] in stops
     text = vocabulary.decode(token_ids[:-1] if ended else token_ids)
     parts, malformed = parts_of(text, reader, opened=opened)
-    end = [Part(Kind.MARKER, vocabulary.spelling(token_ids[-1]))] if ended else []
+    end = [Part(Kind.MARKER, vocabulary.decode(token_ids[-1:]))] if ended else []
     return parts + end, malformed
 
 

@@ -38,6 +38,11 @@ class Vocabulary:
         self._pattern = re.compile("|".join(map(_pattern_of, longest_first)) or "(?!)")
         self._prove({token_id: token.content for token_id, token in added.items() if token.special})
 
+    @classmethod
+    def of(cls, tokenizer: "Tokenizer | Vocabulary") -> "Vocabulary":
+        """Return the vocabulary of a tokenizer; making one takes a second for a large tokenizer, so share it."""
+        return tokenizer if isinstance(tokenizer, Vocabulary) else cls(tokenizer)
+
     @property
     def added_tokens(self) -> frozenset[str]:
         """What frames may say that nobody else may."""
@@ -49,10 +54,6 @@ class Vocabulary:
             msg = f"the tokenizer has no token {token}"
             raise PolicyError(msg)
         return self._added[token]
-
-    def spelling(self, token_id: int) -> str:
-        """Return how one id reads; broken UTF-8 becomes U+FFFD."""
-        return self.decode([token_id])
 
     def encode(self, pieces: Iterable[str]) -> list[int]:
         """Return the ids of pieces that follow one another."""
