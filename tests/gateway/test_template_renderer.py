@@ -180,6 +180,8 @@ def test_directories_that_cannot_be_rendered_are_refused_with_the_reason(tmp_pat
         load_renderer(model_dir(tmp_path / "a", TOKENIZER, "{% if %}"))
     with pytest.raises(PolicyError, match="ends answers with no token"):
         load_renderer(model_dir(tmp_path / "b", TOKENIZER, "{% for m in messages %}{{ m.content }}\n{% endfor %}"))
+    with pytest.raises(PolicyError, match="no words: a question, an answer and a question"):
+        load_renderer(model_dir(tmp_path / "d", TOKENIZER, "{{ raise_exception('no words') }}"))
     directory = model_dir(tmp_path / "c", TOKENIZER, None)
     with pytest.raises(PolicyError, match="there is no chat template"):
         load_renderer(directory, "template")

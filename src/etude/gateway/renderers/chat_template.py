@@ -17,6 +17,8 @@ from etude.gateway.renderers.family import Message
 
 MAX_BYTES = 1 << 20
 """Of a template's source."""
+_MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What a template raises that does not expect such a conversation."""
 
 
 class _Arguments(dict[str, object]):
@@ -81,7 +83,7 @@ class ChatTemplate:
                 raise_exception=_refuse,
                 **self._names,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        except (jinja2.TemplateError, RecursionError, *_MISTAKES) as error:
             told = str(error)[:256]
             raise malformed(f"the model's chat template refuses these messages: {told}") from error
 
@@ -99,7 +101,7 @@ def call_message(name: str, arguments: str, call_id: str = "", *, mapped: bool =
     if mapped:
         try:
             told = _Arguments(checked_arguments(arguments))
-        except (MalformedCallError, ValueError):
+        except (MalformedCallError, ValueError, RecursionError):
             told = arguments
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": told}}
 

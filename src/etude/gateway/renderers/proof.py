@@ -66,15 +66,28 @@ def probes_for(renderer: FamilyRenderer, *, drops_reasoning: bool = False) -> li
 
     `drops_reasoning` says that the family may reason although the renderer never spells it.
     """
-    asked = renderer.render([_QUESTION], [])
-    called = _turn(1)[0]
-    text = renderer.text(renderer.render([_QUESTION, called, _AGAIN], []))
-    tools = TOOLS if "etude_read" in renderer.text(renderer.render([_QUESTION], TOOLS)) else ()
-    thought = renderer.parse(renderer.answer({"role": "assistant", "content": "It does.", "reasoning_content": "Why"}))
-    thoughts = ["", _REASONING] if drops_reasoning or "reasoning_content" in thought else [""]
-    if renderer.text(asked).rstrip().endswith("<think>"):
+    called = _shown(renderer, [_QUESTION, _turn(1)[0], _AGAIN])
+    tools = TOOLS if "etude_read" in _shown(renderer, [_QUESTION], TOOLS) else ()
+    thoughts = ["", _REASONING] if drops_reasoning or _spells_reasoning(renderer) else [""]
+    if _shown(renderer, [_QUESTION]).rstrip().endswith("<think>"):
         thoughts = [_REASONING]
-    return list(_probes(thoughts, calls="etude_read" in text, tools=tools))
+    return list(_probes(thoughts, calls="etude_read" in called, tools=tools))
+
+
+def _shown(renderer: FamilyRenderer, messages: Sequence[Message], tools: Sequence[dict[str, object]] = ()) -> str:
+    """Return a conversation's text, empty when it cannot be rendered."""
+    try:
+        return renderer.text(renderer.render(messages, tools))
+    except CallRefusedError:
+        return ""
+
+
+def _spells_reasoning(renderer: FamilyRenderer) -> bool:
+    try:
+        drawn = renderer.answer({"role": "assistant", "content": "It does.", "reasoning_content": "Why"})
+    except CallRefusedError:
+        return False
+    return "reasoning_content" in renderer.parse(drawn)
 
 
 def _probes(thoughts: Sequence[str], *, calls: bool, tools: tuple[dict[str, object], ...]) -> Iterator[Probe]:

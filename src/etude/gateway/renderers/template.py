@@ -51,8 +51,12 @@ class TemplateRenderer:
         self._extendable = extendable
         self._masks = Masks(self._vocabulary.added_tokens)
         self._mapped = self._maps_arguments()
-        self._end = self._find_end()
-        opening = self._text([_QUESTION])
+        try:
+            self._end = self._find_end()
+            opening = self._text([_QUESTION])
+        except CallRefusedError as error:
+            msg = f"{error.message}: a question, an answer and a question"
+            raise PolicyError(msg) from error
         self._opened = opening.rstrip("\n").endswith("<think>")
         self._reader = self._find_reader()
 
