@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false
 """Runs that go on, that were cut, that are no runs."""
 
 import asyncio
