@@ -2,6 +2,7 @@
 """Settings that every test shares, and what tests of whole runs start from."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ from run_kit import COIN, FROM_NOTHING, ONCE, TASK, TEST, start
 from s3_kit import endpoint
 
 __all__ = ["endpoint"]
+
+# Whoever started the tests in the background has them ignore Ctrl-C, and all that they start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("etude", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("etude")

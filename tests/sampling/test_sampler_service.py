@@ -94,6 +94,18 @@ async def test_a_port_in_use_is_said_so():
                 pass
 
 
+async def test_a_client_that_is_closed_fails_calls_under_way_and_later_ones_as_any_lost_sampler_does():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        client = SamplerClient(f"http://127.0.0.1:{mute.getsockname()[1]}")
+        under_way = asyncio.ensure_future(client.sample(request("a", (1,))))
+        connection, _ = await asyncio.to_thread(mute.accept)
+        await client.close()
+        connection.close()
+        for call in (under_way, client.status(), client.sample(request("b", (1,)))):
+            with pytest.raises(SamplerError):
+                await asyncio.wait_for(call, 5.0)
+
+
 async def test_a_mute_server_is_given_up_by_the_deadline():
     # The kernel accepts the connection; nobody ever reads it.
     with socket.create_server(("127.0.0.1", 0)) as mute:

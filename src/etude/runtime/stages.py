@@ -144,7 +144,7 @@ class StageRunner:
         if self._config.policy.path or not LEARNING.intersection(stages):
             await self._run.starting_policy(self._config)
         if not LEARNING.issuperset(stages):
-            self._task_sets()
+            await self._task_sets()
             async with sandboxes(self._config):
                 pass
 
@@ -203,8 +203,9 @@ class StageRunner:
 
     async def _evaluate(self, when: str | None) -> None:
         fleet, _ = await self._open()
+        tasks = await self._task_sets()
         async with self._watching(fleet):
-            report = await measure(self._run, self._config, fleet, self._task_sets().heldout, self._console)
+            report = await measure(self._run, self._config, fleet, tasks.heldout, self._console)
         summary = await self._run.summary(seed=self._config.run.seed)
         measured = EvalSummary(
             pass_rate=report.pass_rate,
@@ -250,7 +251,7 @@ class StageRunner:
             journal=self._journal,
             found=self._found,
             recovery=self._recovery,
-            tasks=self._task_sets().train,
+            tasks=(await self._task_sets()).train,
             sink=self._sink,
             console=self._console,
             lag=self._pulse.worst_lag,
@@ -326,9 +327,9 @@ class StageRunner:
                     self._trainer = client
                     return client
 
-    def _task_sets(self) -> TaskSets:
+    async def _task_sets(self) -> TaskSets:
         if self._tasks is None:
-            self._tasks = task_sets(self._config, self._run.local)
+            self._tasks = await asyncio.to_thread(task_sets, self._config, self._run.local)
         return self._tasks
 
 

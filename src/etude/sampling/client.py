@@ -45,6 +45,7 @@ class SamplerClient:
         self._timeout_s = timeout_s
         self._status_timeout_s = status_timeout_s
         self._http: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def __aenter__(self) -> "SamplerClient":
         """Return the client itself."""
@@ -55,7 +56,8 @@ class SamplerClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; calls under way and later ones fail."""
+        self._closed = True
         if self._http is not None:
             await self._http.close()
 
@@ -78,6 +80,9 @@ class SamplerClient:
         await self._call("DELETE", f"/sample/{quote(request_id, safe='')}", self._status_timeout_s)
 
     async def _call(self, method: str, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
+        if self._closed:
+            # Whoever still asks holds on to a sampler that is gone.
+            raise SamplerError(f"sampler {self.url}: {path} was asked for after its connections were closed")
         if self._http is None:
             self._http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         try:
