@@ -104,7 +104,7 @@ def outcome(old: Patterns, coding: Coding, blob: bytes, layout: Layout, kernels:
     else:
         assert patch.values.size == patch.positions.size == np.unique(patch.positions).size
         assert not patch.positions.size or (patch.positions.min() >= 0 and patch.positions.max() < old.size)
-    patch.apply(old.copy(), layout)
+    patch.apply(old.copy(), layout, kernels)
     return patch
 
 

@@ -279,7 +279,7 @@ def our_codecs(layout, dtype: str) -> dict[str, Codec]:
         def apply(weights: np.ndarray, data: list) -> None:
             for begin, end, coding, blob in data:
                 tile = weights[begin:end]
-                read_tile(tile, coding, memoryview(blob), layout=layout, kernels=kernels).apply(tile, layout)
+                read_tile(tile, coding, memoryview(blob), layout=layout, kernels=kernels).apply(tile, layout, kernels)
 
         return Codec(write, apply, ours=True)
 

@@ -71,7 +71,7 @@ def decoded(encoding, packed, old, size, dtype, kernels=None):
 
 @pytest.mark.parametrize("kernels", KERNELS)
 @given(change=changes(), difference=st.sampled_from(DIFFERENCES), alone=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_difference_applied_to_its_base_gives_the_new_bytes(kernels, change, difference, alone):
     dtype, old, new = change
     base = None if alone else old
@@ -82,7 +82,7 @@ def test_a_difference_applied_to_its_base_gives_the_new_bytes(kernels, change, d
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba, an extra, is not installed")
 @given(change=changes(), difference=st.sampled_from(DIFFERENCES))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_compiled_loops_write_the_same_bytes(change, difference):
     dtype, old, new = change
     written = {

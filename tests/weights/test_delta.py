@@ -28,7 +28,7 @@ MEBIBYTE = 1 << 20
 
 def applied(old, coding, blob, layout=BF16):
     tile = old.copy()
-    read_tile(tile, coding, memoryview(blob), layout=layout, kernels=KERNELS).apply(tile, layout)
+    read_tile(tile, coding, memoryview(blob), layout=layout, kernels=KERNELS).apply(tile, layout, KERNELS)
     return tile
 
 
@@ -41,7 +41,7 @@ def test_a_golden_tile_is_read(vector):
     tile, layout, blob = elements(vector, "old").copy(), LAYOUTS[vector["dtype"]], bytes.fromhex(vector["blob"])
     if vector["coding"] == "CONTEXT":  # larger than their elements, so no object holds them
         positions, values = read_changes(tile, memoryview(blob), count=CLASSES, layout=layout, kernels=KERNELS)
-        Patch(positions=positions, values=values).apply(tile, layout)
+        Patch(positions=positions, values=values).apply(tile, layout, KERNELS)
     else:
         tile = applied(tile, Coding[vector["coding"]], blob, layout)
     assert tile.tobytes() == elements(vector, "new").tobytes()

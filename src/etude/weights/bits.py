@@ -41,11 +41,10 @@ def bit_string(bits: NDArray[np.bool_] | NDArray[np.uint8]) -> bytes:
 
 
 def read_bit_string(data: memoryview, count: int) -> NDArray[np.uint8]:
-    """Return `count` bits, one in a byte each; refuse another length and padding that is not zero."""
+    """Return `count` bits, still packed; refuse another length and padding that is not zero."""
     require(len(data) == (count + 7) // 8, f"a string of {count} bits has {len(data)} bytes")
-    bits = np.unpackbits(np.frombuffer(data, np.uint8))
-    require(not bits[count:].any(), "the padding of a bit string is not zero")
-    return bits[:count]
+    require(not count % 8 or not data[-1] & (0xFF >> count % 8), "the padding of a bit string is not zero")
+    return np.frombuffer(data, np.uint8)
 
 
 def compress(data: NDArray[Any]) -> bytes:

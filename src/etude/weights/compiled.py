@@ -32,6 +32,14 @@ _LOW = np.uint64(0x7F7F_7F7F_7F7F_7F7F)
 _TOPS = np.uint64(0x8080_8080_8080_8080)
 _ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 
+_ONES_OF = np.zeros((256, 8), np.int64)
+"""Where the ones of a byte are, from its highest bit down."""
+_NUM_ONES = np.zeros(256, np.int64)
+for _byte in range(256):
+    _places = [place for place in range(8) if _byte & (0x80 >> place)]
+    _ONES_OF[_byte, : len(_places)] = _places
+    _NUM_ONES[_byte] = len(_places)
+
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
@@ -197,21 +205,48 @@ def read_unary(unary: Bytes, planes: Bytes, k: int, size: int, indices: Indices)
     """Write the indices; return whether there are as many ones and all indices are below `size`."""
     count = 0
     start = 0
-    next_index = 0
-    for at in range(unary.size * 8):
-        if unary[at >> 3] & (0x80 >> (at & 7)):
+    for at in range(unary.size):
+        byte = unary[at]
+        for which in range(_NUM_ONES[byte]):
             if count == indices.size:
                 return False
-            gap = (at - start) << k
-            for plane in range(k):
-                gap |= ((np.int64(planes[plane, count >> 3]) >> (7 - (count & 7))) & 1) << plane
-            if gap >= size - next_index:
-                return False
-            indices[count] = next_index + gap
-            next_index += gap + 1
+            end = at * 8 + _ONES_OF[byte, which]
+            indices[count] = (end - start) << k
             count += 1
-            start = at + 1
-    return count == indices.size
+            start = end + 1
+    if count < indices.size:
+        return False
+    for plane in range(k):
+        for at in range(planes.shape[1]):
+            byte = planes[plane, at]
+            for place in range(min(8, count - at * 8)):
+                indices[at * 8 + place] |= ((np.int64(byte) >> (7 - place)) & 1) << plane
+    next_index = 0
+    for index in range(count):
+        gap = indices[index]
+        if gap >= size - next_index:
+            return False
+        indices[index] = next_index + gap
+        next_index += gap + 1
+    return True
+
+
+def write_units(signs: Bytes, steps: Patterns) -> None:
+    """Write 1 for every bit that is set and -1 for every other one."""
+    element = steps.dtype.type
+    for index in range(steps.size):
+        positive = (signs[index >> 3] >> (7 - (index & 7))) & 1
+        steps[index] = element(2 * positive) - element(1)
+
+
+def add_floats(tile: Patterns, positions: Indices, distances: Patterns, top: int) -> None:
+    """Move elements whose highest bit `top` is a sign."""
+    element = tile.dtype.type
+    sign = element(top)
+    for index in range(positions.size):
+        old = tile[positions[index]]
+        key = element((~old if old & sign else old ^ sign) + distances[index])
+        tile[positions[index]] = element(key ^ sign if key & sign else ~key)
 
 
 def write_fields(values: Words, bits: int, packed: Bytes) -> None:
@@ -258,6 +293,8 @@ _SIGNATURES: tuple[tuple[Callable[..., Any], list[str]], ...] = (
     (sum_quotients, [f"int64({_INDICES}, int64)"]),
     (write_unary, [f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])"]),
     (read_unary, [f"boolean({_BYTES}, {_ROWS}, int64, int64, int64[::1])"]),
+    (write_units, [f"void({_BYTES}, {name}[::1])" for name in _TILES]),
+    (add_floats, [f"void({name}[::1], {_INDICES}, {tile}, uint64)" for name, tile in _TILES.items()]),
     (write_fields, [f"void({_WORDS}, int64, uint8[::1])"]),
     (read_fields, [f"void({_BYTES}, int64, uint64[::1])"]),
 )
@@ -333,6 +370,19 @@ class NumbaKernels:
         indices = np.empty(count, np.int64)
         complete = _loop(read_unary)(unary, planes.reshape(k, (count + 7) // 8), k, size, indices)
         return indices if complete else None
+
+    def unit_steps(self, signs: Bytes, count: int, layout: Layout) -> Patterns:
+        """See `Kernels`."""
+        steps = np.empty(count, layout.unsigned)
+        _loop(write_units)(signs, steps)
+        return steps
+
+    def add(self, tile: Patterns, positions: Indices, distances: Patterns, layout: Layout) -> None:
+        """See `Kernels`."""
+        if layout.exponent_bits:
+            _loop(add_floats)(tile, positions, distances, 1 << (layout.bits - 1))
+        else:
+            tile[positions] += distances
 
     def write_low_bits(self, values: Patterns, bits: int) -> bytes:
         """See `Kernels`."""

@@ -142,4 +142,4 @@ def _read_positions(mode: int, body: memoryview, members: int, kernels: Kernels)
         return read_gaps(body, members, kernels)
     if mode == _COMPRESSED_BITMAP:
         body = memoryview(decompress(body, (members + 7) // 8))
-    return np.flatnonzero(read_bit_string(body, members))
+    return np.flatnonzero(np.unpackbits(read_bit_string(body, members), count=members))

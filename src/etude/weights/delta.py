@@ -18,7 +18,7 @@ from etude.weights.bits import (
 from etude.weights.context import CLASSES, read_changes, write_changes
 from etude.weights.kernels import Indices, Kernels
 from etude.weights.rice import read_gaps, write_gaps
-from etude.weights.ulp import Layout, Patterns, moved, steps
+from etude.weights.ulp import Layout, Patterns, steps
 from etude.weights.values import SIGN_PARTS, read_signs, write_signs
 
 MAX_TILE = 1 << 22
@@ -56,12 +56,12 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     values: Patterns
     """Distances, to be added in the order of the values; or the new elements."""
 
-    def apply(self, tile: Patterns, layout: Layout) -> None:
+    def apply(self, tile: Patterns, layout: Layout, kernels: Kernels) -> None:
         """Change the elements of a tile in place, from old to new."""
         if self.positions is None:
             tile[:] = self.values
         else:
-            tile[self.positions] = moved(tile[self.positions], self.values, layout)
+            kernels.add(tile, self.positions, self.values, layout)
 
 
 def uses_context(layout: Layout) -> bool:

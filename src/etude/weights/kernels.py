@@ -5,7 +5,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.weights.ulp import Layout, Patterns
+from etude.weights.ulp import Layout, Patterns, moved
 
 Indices = NDArray[np.int64]
 _CHUNK = 1 << 16
@@ -56,6 +56,14 @@ class Kernels(Protocol):
         self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int, size: int
     ) -> Indices | None:
         """Return `count` indices; None unless there are as many ones and all indices are below `size`."""
+        ...
+
+    def unit_steps(self, signs: NDArray[np.uint8], count: int, layout: Layout) -> Patterns:
+        """Return 1 for every bit that is set and -1 for every other one."""
+        ...
+
+    def add(self, tile: Patterns, positions: Indices, distances: Patterns, layout: Layout) -> None:
+        """Move the elements at distinct positions."""
         ...
 
     def write_low_bits(self, values: Patterns, bits: int) -> bytes:
@@ -136,6 +144,15 @@ class NumpyKernels:
             return None
         indices = np.cumsum(gaps + 1) - 1
         return indices if int(indices[-1]) < size else None
+
+    def unit_steps(self, signs: NDArray[np.uint8], count: int, layout: Layout) -> Patterns:
+        """See `Kernels`."""
+        positive = np.unpackbits(signs, count=count).astype(layout.unsigned)
+        return positive + positive - layout.unsigned.type(1)
+
+    def add(self, tile: Patterns, positions: Indices, distances: Patterns, layout: Layout) -> None:
+        """See `Kernels`."""
+        tile[positions] = moved(tile[positions], distances, layout)
 
     def write_low_bits(self, values: Patterns, bits: int) -> bytes:
         """See `Kernels`."""

@@ -94,7 +94,7 @@ def apply_tiles(
     def apply(tile: Tile) -> None:
         part = elements[tile.begin : tile.end]
         try:
-            read_tile(part, tile.coding, tile.blob, layout=layout, kernels=kernels).apply(part, layout)
+            read_tile(part, tile.coding, tile.blob, layout=layout, kernels=kernels).apply(part, layout, kernels)
             # A wrong base shows here; the other checks hold for whatever comes out of a store.
             require(xxhash.xxh3_128_digest(part.data) == tile.digest, "it was made for other old weights")
         except IntegrityError as error:

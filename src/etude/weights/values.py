@@ -33,9 +33,9 @@ _BYTE = np.dtype(np.uint8)
 
 def write_signs(distances: Patterns, layout: Layout, kernels: Kernels) -> list[bytes]:
     """Return signs, and what is not one step: its gaps, magnitudes, and magnitudes too large for a byte."""
-    absolute = magnitudes(distances, layout)
-    exceptions = np.flatnonzero(absolute != 1)
-    beyond = absolute[exceptions] - layout.unsigned.type(2)
+    one = layout.unsigned.type(1)
+    exceptions = np.flatnonzero((distances != one) & (distances + one != 0))
+    beyond = magnitudes(distances[exceptions], layout) - layout.unsigned.type(2)
     short = np.minimum(beyond, _ESCAPE).astype(np.uint8)
     long = beyond[short == _ESCAPE].astype(_escape_type(layout))
     return [
@@ -49,7 +49,7 @@ def write_signs(distances: Patterns, layout: Layout, kernels: Kernels) -> list[b
 def read_signs(parts: list[memoryview], count: int, layout: Layout, kernels: Kernels) -> Patterns:
     """Return `count` distances."""
     signs, gaps, shorts, longs = parts
-    positive = read_bit_string(signs, count)
+    distances = kernels.unit_steps(read_bit_string(signs, count), count, layout)
     exceptions = read_gaps(gaps, count, kernels)
     beyond = read_optionally_compressed(shorts, exceptions.size, _BYTE).astype(np.uint64)
     escaped = np.flatnonzero(beyond == _ESCAPE)
@@ -61,9 +61,8 @@ def read_signs(parts: list[memoryview], count: int, layout: Layout, kernels: Ker
         require(bytes(longs) == b"\0", "a byte cannot move further than a byte says")
     farthest = (1 << (layout.bits - 1)) - 2
     require(not beyond.size or int(beyond.max()) <= farthest, "a distance is larger than any")
-    absolute = np.ones(count, layout.unsigned)
-    absolute[exceptions] = beyond + np.uint64(2)
-    return np.where(positive, absolute, np.negative(absolute))
+    distances[exceptions] *= (beyond + np.uint64(2)).astype(layout.unsigned)
+    return distances
 
 
 def write_tokens(distances: Patterns, layout: Layout, kernels: Kernels) -> list[bytes]:
