@@ -23,7 +23,7 @@ from etude.errors import IntegrityError
 from etude.weights.bits import join, split
 from etude.weights.compiled import fastest_kernels
 from etude.weights.context import CLASSES, write_changes
-from etude.weights.delta import Coding, Patch, read_tile, write_tile
+from etude.weights.delta import MAX_TILE, Coding, Patch, read_tile, write_tile
 from etude.weights.kernels import Kernels, NumpyKernels
 from etude.weights.tiles import read_tiles, write_tiles
 from etude.weights.ulp import LAYOUTS, Layout, Patterns, steps
@@ -159,7 +159,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    contenders = list({type(kernels): kernels for kernels in (NumpyKernels(), fastest_kernels())}.values())
+    contenders = list({type(kernels): kernels for kernels in (NumpyKernels(), fastest_kernels(MAX_TILE))}.values())
     tally, seed, previous = Tally(), options.seed, b"\1\0\0\0\0"
     while time.process_time() < options.seconds:
         try:

@@ -15,6 +15,7 @@ hashes and checks; the other rows are the codes alone, as for the others.
 """
 
 import argparse
+import importlib.util
 import json
 import math
 import random
@@ -33,7 +34,7 @@ from transformers import AutoModelForCausalLM
 
 from etude.weights.codec import EXP_CTX, RICE_ULP, decode, encode
 from etude.weights.compiled import fastest_kernels
-from etude.weights.delta import read_tile, write_tile
+from etude.weights.delta import MAX_TILE, read_tile, write_tile
 from etude.weights.digest import version_digest
 from etude.weights.kernels import NumpyKernels
 from etude.weights.packing import groups, joined, pack
@@ -293,7 +294,7 @@ def our_codecs(layout, dtype: str) -> dict[str, Codec]:
             ours=True,
         )
 
-    compiled = {"": fastest_kernels()} if not isinstance(fastest_kernels(), NumpyKernels) else {}
+    compiled = {"": fastest_kernels(MAX_TILE)} if importlib.util.find_spec("numba") else {}
     found = {
         f"{name}{suffix}": tiles(kernels, context=name == EXP_CTX)
         for name in (RICE_ULP, EXP_CTX)

@@ -55,7 +55,7 @@ def encode(
         None if old is None else layout.view(old),
         layout.view(new),
         layout=layout,
-        kernels=kernels or fastest_kernels(),
+        kernels=kernels or fastest_kernels(new.size // layout.width),
         context=difference == EXP_CTX,
         workers=workers,
     )
@@ -89,7 +89,7 @@ def decode(
         layout = LAYOUTS[dtype]
         elements = weights.view(layout.unsigned)
         tiles = read_tiles(packed, elements.size, allowed=_CODINGS[encoding])
-        apply_tiles(tiles, elements, layout=layout, kernels=kernels or fastest_kernels(), workers=workers)
+        apply_tiles(tiles, elements, layout=layout, kernels=kernels or fastest_kernels(elements.size), workers=workers)
     except IntegrityError as error:
         msg = f"{place} is refused: {error}; fetch it again, or load from the anchor"
         raise IntegrityError(msg) from error
