@@ -1,6 +1,6 @@
 # pyright: basic
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from etude.policy.files import random_policy
@@ -15,10 +15,13 @@ ROWS = st.lists(st.lists(st.floats(-1e4, 1e4, width=32), min_size=4, max_size=4)
 
 
 @given(ROWS)
+@example([[0.0, 0.0, 0.0, 2.0**-149]])
+@example([[0.0, -0.0, 2.0**-130, 2.0**-128]])
 def test_fp8_keeps_each_value_within_a_sixteenth_or_a_tiny_step_of_its_row(rows):
     weights = torch.tensor(rows)
     rounded = round_rows_to_e4m3(weights)
-    step = weights.abs().amax(dim=1, keepdim=True) / 448 * 2.0**-10  # half the smallest e4m3 number
+    scale = (weights.abs().amax(dim=1, keepdim=True) / 448).clamp(min=2.0**-126)
+    step = scale * 2.0**-10  # half the smallest e4m3 number
     assert bool(((rounded - weights).abs() <= weights.abs() / 16 * (1 + 1e-5) + step * (1 + 1e-5)).all())
 
 

@@ -30,9 +30,10 @@ def to_view(name: str, tensor: Tensor, view: View) -> Tensor:
 def round_rows_to_e4m3(weights: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
     """Return the nearest values that float8_e4m3 can hold with one fp32 scale per row.
 
-    A row's largest magnitude becomes 448, the largest e4m3 number: no value saturates.
+    A row's largest magnitude becomes 448, the largest e4m3 number: no value saturates. A scale is never subnormal, for
+    such a one may round to 0.
     """
     largest = weights.abs().amax(dim=1, keepdim=True)
-    scale = torch.where(largest > 0, largest / E4M3_MAX, torch.ones_like(largest))
+    scale = (largest / E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny)
     codes = (weights / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
     return codes.float() * scale

@@ -62,6 +62,8 @@ def ledger_intact(case: Case, tally: Tally) -> None:
             tally.check(
                 f"{name}: it grew from {said} to {found} facts after {by} saw its end" if final and said < found else ""
             )
+    if case.sealed and facts.one("SELECT closed FROM writer WHERE w = ?", case.last_controller):
+        tally.check("" if facts.one("SELECT count(*) FROM seal") else "ledger/seal.json is gone; the run was sealed")
     query = (
         "SELECT writer, mark.chain = seal.chain FROM seal LEFT JOIN writer ON writer.name = seal.writer "
         "LEFT JOIN mark ON mark.w = writer.w AND mark.events = seal.events"

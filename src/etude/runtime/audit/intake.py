@@ -34,6 +34,9 @@ async def load_ledger(store: ObjectStore, facts: Facts) -> None:
     names = await writers(store)
     for name in sorted(names, key=lambda name: (_rank(name), name)):
         await _load_writer(store, facts, name, run_id)
+    if sealed is None and (sealed := await read_seal(store)) is not None:
+        query = "INSERT INTO seal SELECT ?1, ?2, ?3 WHERE ?2 <= (SELECT events FROM writer WHERE name = ?1)"
+        facts.sql.execute(query, msgspec.structs.astuple(sealed))
     facts.flush()
     facts.index()
 
