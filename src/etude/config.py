@@ -307,7 +307,7 @@ class SupervisionSection(Section):
     restart_window_s: PositiveFloat = 300.0
     """Time over which restarts are counted."""
     backoff_s: PositiveFloat = 0.5
-    """Pause before the first restart; it doubles with each further one, up to 10 seconds."""
+    """Pause before the first restart; it doubles with each further one, up to 10 seconds or this, if it is longer."""
     stall_s: PositiveFloat = 3600.0
     """How long training may wait for rollouts, or rollouts for training, before the run stops and names both."""
 

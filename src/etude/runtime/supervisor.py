@@ -335,7 +335,7 @@ class Supervisor:
             error.exit_code = end.error.exit_code
             raise error from end.error
         restarts.append(now)
-        return min(section.backoff_s * 2 ** (len(restarts) - 1), _PAUSE_MAX_S)
+        return min(section.backoff_s * 2 ** (len(restarts) - 1), max(_PAUSE_MAX_S, section.backoff_s))
 
     def _now(self, service: _Service, state: str) -> None:
         service.state = state
