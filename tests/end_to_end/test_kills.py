@@ -37,7 +37,8 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("ETUDE_KILLS", "2"))
 TRAINER_DOWN_S = float(os.environ.get("ETUDE_TRAINER_DOWN_S", "3"))
-STEPS = 6
+STEPS = max(6, KILLS + 2)
+"""Each life makes one at least, if it is not killed while it starts."""
 DETERMINISTIC = ("run.deterministic=true", "rollout.max_staleness=0")
 
 
