@@ -27,6 +27,7 @@ from etude.training.records import (
 from etude.training.trainer import Trainer
 from etude.types import Group, Head, ScoreRequest, StepReport
 
+Asked = TypeVar("Asked")
 Result = TypeVar("Result")
 
 _STATUS_REFUSED = 409
@@ -132,47 +133,25 @@ class TrainerService:
         return _packed(msgspec.structs.replace(self._trainer.status(), working=self._working))
 
     async def _forward_backward(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        try:
-            groups = _GROUPS.decode(body)
-        except msgspec.MsgspecError as error:
-            return _refused(web.HTTPBadRequest.status_code, f"the body is not a list of groups: {error}")
-        return await self._answer("forward_backward", lambda: self._trainer.forward_backward(groups))
+        return await self._answer_to(
+            request, "forward_backward", _GROUPS, "is not a list of groups", self._trainer.forward_backward
+        )
 
     async def _optim_step(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        try:
-            asked = _STEP.decode(body) if body else StepRequest()
-        except msgspec.MsgspecError as error:
-            return _refused(web.HTTPBadRequest.status_code, f"the body does not say how to end a step: {error}")
-        return await self._answer("optim_step", lambda: self._step(asked))
+        wrong = "does not say how to end a step"
+        return await self._answer_to(request, "optim_step", _STEP, wrong, self._step, default=StepRequest())
 
     async def _compare(self, _request: web.Request) -> web.Response:
         return await self._answer("compare", self._is_head)
 
     async def _publish(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        try:
-            asked = _PUBLISH.decode(body)
-        except msgspec.MsgspecError as error:
-            return _refused(web.HTTPBadRequest.status_code, f"the body does not say where to publish: {error}")
-        return await self._answer("publish", lambda: self._settle(asked))
+        return await self._answer_to(request, "publish", _PUBLISH, "does not say where to publish", self._settle)
 
     async def _restore(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        try:
-            asked = _RESTORE.decode(body)
-        except msgspec.MsgspecError as error:
-            return _refused(web.HTTPBadRequest.status_code, f"the body does not name a checkpoint: {error}")
-        return await self._answer("restore", lambda: self._take_over(asked))
+        return await self._answer_to(request, "restore", _RESTORE, "does not name a checkpoint", self._take_over)
 
     async def _score(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        try:
-            asked = _SCORE.decode(body)
-        except msgspec.MsgspecError as error:
-            return _refused(web.HTTPBadRequest.status_code, f"the body is no request to score: {error}")
-        return await self._answer("score", lambda: self._trainer.score(asked))
+        return await self._answer_to(request, "score", _SCORE, "is no request to score", self._trainer.score)
 
     async def _checkpoint(self, _request: web.Request) -> web.Response:
         return await self._answer("checkpoint", self._save)
@@ -222,6 +201,24 @@ class TrainerService:
         if trainer.step:
             raise RunError(f"the trainer is at step {trainer.step} and cannot go back to the start: start it anew")
         trainer.discard()
+
+    async def _answer_to(
+        self,
+        request: web.Request,
+        name: str,
+        decoder: "msgspec.msgpack.Decoder[Asked]",
+        wrong: str,
+        work: Callable[[Asked], object],
+        *,
+        default: Asked | None = None,
+    ) -> web.Response:
+        """Answer a call with what its body asks for; `default` stands for an empty body, which is refused without."""
+        body = await request.read()
+        try:
+            asked = decoder.decode(body) if body or default is None else default
+        except msgspec.MsgspecError as error:
+            return _refused(web.HTTPBadRequest.status_code, f"the body {wrong}: {error}")
+        return await self._answer(name, lambda: work(asked))
 
     async def _answer(self, name: str, work: Callable[[], object]) -> web.Response:
         try:
