@@ -18,8 +18,9 @@ from time import perf_counter
 import msgspec
 
 from etude.environments.census import living
+from etude.environments.commands import children_of
 from etude.errors import HostError, RunError
-from etude.runtime.process_tree import descendants
+from etude.runtime.services import is_alive
 
 KINDS = ("controller", "trainer", "sampler", "launcher", "sandbox")
 """What is killed: `controller` hosts gateway, worker and supervisor too; `launcher` starts all `sandbox` processes."""
@@ -159,11 +160,11 @@ class Chaos:
         """
         assert self._process is not None
         owner = self._process.pid
-        services = [process for process in descendants(owner) if process.parent == owner]
+        services = {pid: _command(pid) for pid in children_of(owner) if is_alive(pid)}
         mine = [population for population in living() if population.owner == owner]
         by_kind = {
-            "trainer": [process.pid for process in services if "serve-trainer" in process.command],
-            "sampler": [process.pid for process in services if "serve-sampler" in process.command],
+            "trainer": [pid for pid, words in services.items() if b"serve-trainer" in words],
+            "sampler": [pid for pid, words in services.items() if b"serve-sampler" in words],
             "launcher": [population.launcher for population in mine if population.launcher],
             "sandbox": [pid for population in mine for pid in population.sandboxes],
         }
@@ -221,6 +222,14 @@ class Chaos:
     def _say(self, what: str) -> None:
         sys.stderr.write(f"chaos: {what}\n")
         sys.stderr.flush()
+
+
+def _command(pid: int) -> list[bytes]:
+    """Return the command line of a process; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return []
 
 
 def _fill(ballast: Path) -> None:
