@@ -12,6 +12,7 @@ from etude.gateway import refusals
 from etude.gateway.conversation import Conversation
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.refusals import CallRefusedError
+from etude.gateway.replays import Replays
 from etude.gateway.tree import Place, SessionTree
 from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
 from etude.types import Completion, Edge, Failure, FinishReason, SampleRequest
@@ -76,7 +77,7 @@ class Session:
         self._call_timeout_s = call_timeout_s
         self._opened = perf_counter()
         self._tree = SessionTree()
-        self._tasks: dict[str, tuple[str, asyncio.Task[Answer]]] = {}
+        self._replays: Replays[Answer] = Replays(num_bytes=_num_bytes)
         self._running: set[asyncio.Task[Answer]] = set()
         self._unanswered: dict[str, _Plan] = {}
         self._failures: dict[str, Failure] = {}
@@ -86,7 +87,6 @@ class Session:
         self._num_calls = 0
         self._committed_tokens = 0
         self._requested: list[dict[str, object]] = []
-        self._replays = 0
         self._parse_errors = 0
         self._model_s = 0.0
 
@@ -97,17 +97,15 @@ class Session:
         """
         if self._closed:
             raise refusals.session_closed()
-        key = f"key {call.idempotency_key}" if call.idempotency_key else call.body_key
-        body_key, earlier = self._tasks.get(key, (call.body_key, None))
-        if call.idempotency_key and body_key != call.body_key:
-            raise refusals.key_reused(call.idempotency_key)
-        if earlier is not None and (call.is_retry or call.idempotency_key):
-            self._replays += 1
+        earlier = self._replays.find(
+            body_key=call.body_key, idempotency_key=call.idempotency_key, is_retry=call.is_retry
+        )
+        if earlier is not None:
             return earlier
         task = asyncio.get_running_loop().create_task(self._answer(call), name=f"call of {self.spec.session_id}")
-        self._tasks |= dict.fromkeys((key, call.body_key), (call.body_key, task))
+        self._replays.add(task, body_key=call.body_key, idempotency_key=call.idempotency_key)
         self._running.add(task)
-        task.add_done_callback(self._retire)
+        task.add_done_callback(self._running.discard)
         return task
 
     def count_tokens(self, conversation: Conversation) -> int:
@@ -138,12 +136,6 @@ class Session:
             requested_sampling=tuple(self._requested),
             metrics=self._metrics(abandoned),
         )
-
-    def _retire(self, task: "asyncio.Task[Answer]") -> None:
-        """Forget a call that failed, so that it can be tried again; the client that waited for it may be gone."""
-        self._running.discard(task)
-        if task.cancelled() or task.exception() is not None:
-            self._tasks = {key: known for key, known in self._tasks.items() if known[1] is not task}
 
     async def _answer(self, call: ModelCall) -> Answer:
         if self._fatal is not None:
@@ -277,7 +269,7 @@ class Session:
         return {
             "gateway/calls": float(len(nodes)),
             "gateway/calls_abandoned": float(abandoned),
-            "gateway/replays": float(self._replays),
+            "gateway/replays": float(self._replays.count),
             "gateway/retries": float(sum(node.edge is Edge.RETRY for node in nodes)),
             "gateway/tokens_drawn": float(sum(len(node.completion.token_ids) for node in nodes)),
             "gateway/tool_parse_errors": float(self._parse_errors),
@@ -290,6 +282,11 @@ def call_seed(session_seed: int, call: int) -> int:
     """Return the seed of a session's n-th call: the first 63 bits of sha256("etude call <session seed> <n>")."""
     digest = sha256(f"etude call {session_seed} {call}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _num_bytes(answer: Answer) -> int:
+    """Return about how much memory an answer takes."""
+    return 1024 + 16 * answer.completion_tokens
 
 
 def _least_tokens(conversation: Conversation) -> int:
