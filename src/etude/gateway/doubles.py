@@ -1,9 +1,11 @@
-"""For tests of whatever meets a model: a sampler that answers from a script, a tokenizer that needs no file."""
+"""For tests of whatever meets a model: samplers that answer from a script, a tokenizer that needs no file."""
 
+import json
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from etude.errors import SamplerError
@@ -20,6 +22,11 @@ def byte_tokenizer() -> Tokenizer:
     specials = [AddedToken(text, special=True) for text in ("<|im_start|>", "<|im_end|>")]
     tokenizer.add_special_tokens(specials)  # pyright: ignore[reportUnknownMemberType]
     return tokenizer
+
+
+def tool_call(name: str, arguments: Mapping[str, object]) -> str:
+    """Return a tool call as a policy of the ChatML family writes it; several of them in a row are parallel calls."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 class ScriptedSampler:
@@ -109,6 +116,67 @@ class ScriptedSampler:
             top_k=self._experts_per_token,
             expert_ids=struct.pack(f"<{len(ids)}H", *ids),
         )
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """One turn of a ChatML prompt, as a policy reads it."""
+
+    role: str
+    text: str
+    """Definitions of tools are part of the system turn, their results of a user turn (`tool` in the compact style)."""
+
+
+class Prompt(msgspec.Struct, frozen=True, kw_only=True):
+    """What a policy is asked to continue."""
+
+    session_id: str
+    turns: tuple[Turn, ...]
+
+    @property
+    def num_answers(self) -> int:
+        """Answers of the assistant so far: the same for a repeated call."""
+        return sum(turn.role == "assistant" for turn in self.turns)
+
+
+class ScriptedPolicy:
+    """A `Sampler` that reads its ChatML prompts from their tokens, as a policy would, and draws what `answer` says.
+
+    The text that `answer` returns is ended with `<|im_end|>`; a `SamplerError` that it raises fails the request, and
+    the same request is put to it again when it is repeated. `prompts` keeps what was read.
+    """
+
+    def __init__(self, answer: Callable[[Prompt], str], *, tokenizer: Tokenizer) -> None:
+        self.prompts: list[Prompt] = []
+        self._answer = answer
+        self._tokenizer = tokenizer
+        self._drawn: dict[str, Completion] = {}
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Return what the function answers; the same `request_id` gets the same completion again."""
+        if request.request_id not in self._drawn:
+            prompt = Prompt(session_id=request.session_id, turns=self._turns(request.prompt_ids))
+            self.prompts.append(prompt)
+            drawing = ScriptedSampler([self._answer(prompt)], tokenizer=self._tokenizer, moe_layers=0)
+            self._drawn[request.request_id] = await drawing.sample(request)
+        return self._drawn[request.request_id]
+
+    async def status(self) -> Sequence[SamplerStatus]:
+        """Return one sampler that serves version 0."""
+        return await ScriptedSampler([], tokenizer=self._tokenizer).status()
+
+    def _turns(self, prompt_ids: Sequence[int]) -> tuple[Turn, ...]:
+        """Split at the tokens of the frame, which no message can hold, and leave out the turn that was only opened."""
+        start, end = map(self._tokenizer.token_to_id, ("<|im_start|>", "<|im_end|>"))
+        turns: list[Turn] = []
+        begun = 0
+        for place, token_id in enumerate(prompt_ids):
+            if token_id == start:
+                begun = place + 1
+            elif token_id == end:
+                text = self._tokenizer.decode(list(prompt_ids[begun:place]), skip_special_tokens=False)
+                role, _, said = text.partition("\n")
+                turns.append(Turn(role, said))
+        return tuple(turns)
 
 
 def _two_token_support(drawn: Sequence[int]) -> Support:
