@@ -43,14 +43,22 @@ class Outcome(StrEnum):
 
 
 class Edge(StrEnum):
-    """How a node of a session's tree hangs on its parent."""
+    """How a call hangs in the tree of its session. Calls with a parent extend exactly its tokens."""
 
     ROOT = "root"
-    """The first call of the session."""
+    """The first call of the session, or of a conversation that has nothing to do with the others."""
     CONTINUATION = "continuation"
-    """The prompt extends exactly the tokens of the parent."""
+    """The prompt extends the tokens of the parent."""
     RETRY = "retry"
-    """The same prompt as an earlier node: the harness asked again."""
+    """The same prompt as an earlier call's, beside it: the harness asked again."""
+    COMPACTION = "compaction"
+    """A conversation that goes on from a summary which the policy wrote."""
+    SUBAGENT_CALL = "subagent_call"
+    """The first call of an agent that another one started."""
+    SUBAGENT_RETURN = "subagent_return"
+    """A continuation that brings the answer of a sub-agent to the agent that started it."""
+    AUXILIARY = "auxiliary"
+    """Nothing of the task: a title, a ping, a topic. It is never trained on."""
     REWRITE = "rewrite"
     """The harness changed its history, so the prompt starts a new branch."""
     TOOLS_CHANGED = "tools_changed"
@@ -214,9 +222,16 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """One model call of a session; stores only what the call added to its parent."""
 
     node_id: int
+    """In the order in which the calls were answered. A parent's can be greater: see `gateway.tree`."""
     parent: int | None
-    """`node_id` of the parent, or None for the root of a branch."""
+    """`node_id` of the parent, which comes before its children in every record; None for the root of a branch."""
     edge: Edge
+    reason: str = ""
+    """Why this edge: short and stable, to count by. Empty in records of older versions."""
+    link: int | None = None
+    """`node_id` of the call that this one belongs to though it does not extend it: that drew the summary of a
+    COMPACTION, that started the sub-agent of a SUBAGENT_CALL, that gave the answer of a SUBAGENT_RETURN, that a RETRY
+    repeats, whose conversation a REWRITE, TOOLS_CHANGED or UNEXTENDABLE shares."""
     prompt_ids: tuple[int, ...]
     """Tokens between the parent's last drawn token and this call's first one; the whole prompt for a root."""
     completion: Completion

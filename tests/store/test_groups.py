@@ -73,6 +73,8 @@ NODES = st.builds(
     node_id=st.integers(0, 9),
     parent=st.none() | st.integers(0, 9),
     edge=st.sampled_from(Edge),
+    reason=st.sampled_from(["", "same_prompt"]),
+    link=st.none() | st.integers(0, 9),
     prompt_ids=st.lists(TOKENS, max_size=5).map(tuple),
     completion=completions(),
     started_s=FLOATS,
@@ -224,6 +226,11 @@ def test_a_well_formed_file_that_is_no_group_is_refused(change):
     assert decode_group(rewritten(lambda table: table)) == a_group(a_node())
     with pytest.raises(IntegrityError):
         decode_group(rewritten(change))
+
+
+def test_a_file_from_before_edges_had_reasons_is_read():
+    old = rewritten(lambda table: table.drop_columns(["reason", "link"]))
+    assert decode_group(old) == a_group(a_node())
 
 
 def with_column(table: pa.Table, name: str, values: list[object]) -> pa.Table:

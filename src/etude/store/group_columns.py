@@ -36,6 +36,8 @@ NODE_COLUMNS: dict[str, tuple[pa.DataType, Callable[[Node], object]]] = {
     "node_id": (pa.int64(), lambda node: node.node_id),
     "parent": (pa.int64(), lambda node: node.parent),
     "edge": (pa.string(), lambda node: node.edge.value),
+    "reason": (pa.string(), lambda node: node.reason),
+    "link": (pa.int64(), lambda node: node.link),
     "started_s": (pa.float64(), lambda node: node.started_s),
     "seconds": (pa.float64(), lambda node: node.seconds),
     "prompt_ids": (pa.list_(pa.int32()), lambda node: node.prompt_ids),
@@ -68,6 +70,9 @@ SCHEMA = pa.schema(
     + [pa.field(name, kind) for name, (kind, _) in NODE_COLUMNS.items()]
 )
 
+ADDED_COLUMNS = frozenset({"reason", "link"})
+"""Null in files that were written before there were these."""
+
 
 def rollout_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a `Trajectory`, nodes left out, from a row."""
@@ -97,7 +102,9 @@ def node_fields(row: Mapping[str, Any]) -> dict[str, Any]:
         "top_k": row["experts_top_k"],
         "expert_ids": row["expert_ids"],
     }
-    return {name: row[name] for name in ("node_id", "parent", "edge", "started_s", "seconds", "prompt_ids")} | {
+    plain = ("node_id", "parent", "edge", "link", "started_s", "seconds", "prompt_ids")
+    return {name: row[name] for name in plain} | {
+        "reason": row["reason"] or "",
         "completion": {
             "token_ids": row["token_ids"],
             "sampler_logprobs": row["logprobs"],
@@ -108,7 +115,7 @@ def node_fields(row: Mapping[str, Any]) -> dict[str, Any]:
             "cached_tokens": row["cached_tokens"],
             "support": None if row["support_counts"] is None else support,
             "experts": None if row["expert_ids"] is None else experts,
-        }
+        },
     }
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from etude.errors import IntegrityError
 from etude.store.group_columns import (
+    ADDED_COLUMNS,
     BYTE_COLUMNS,
     GROUP_COLUMNS,
     NODE_COLUMNS,
@@ -32,6 +33,8 @@ from etude.types import Group, Node, Trajectory
 MAX_FILE_BYTES = 1 << 30
 MAX_UNPACKED_BYTES = 8 << 30
 MAX_ROWS = 1 << 20
+
+_OLDER_SCHEMA = pa.schema([field for field in SCHEMA if field.name not in ADDED_COLUMNS])
 
 
 def group_key(version: int, group_id: str) -> str:
@@ -132,11 +135,12 @@ def _rows(data: bytes) -> list[dict[str, Any]]:
         _check_claims(file)
         table = file.read(use_threads=False).combine_chunks()
         table.validate(full=True)
-        columns = {name: _values(table.column(name), name) for name in SCHEMA.names}
+        columns = {name: _values(table.column(name), name) for name in table.column_names}
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         msg = f"a group's file is damaged ({str(error)[:200]}); leave it out"
         raise IntegrityError(msg) from error
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    absent = dict.fromkeys(ADDED_COLUMNS)
+    return [absent | dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _check_claims(file: pq.ParquetFile) -> None:
@@ -144,7 +148,7 @@ def _check_claims(file: pq.ParquetFile) -> None:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     fits = (
         0 < file.metadata.num_rows <= MAX_ROWS
-        and file.schema_arrow.equals(SCHEMA)
+        and any(map(file.schema_arrow.equals, (SCHEMA, _OLDER_SCHEMA)))
         and all(group.total_byte_size >= 0 for group in groups)
         and sum(group.total_byte_size for group in groups) <= MAX_UNPACKED_BYTES
     )
