@@ -5,7 +5,7 @@ Rooms of one layer do not know each other: they meet here and are introduced in 
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -59,6 +59,27 @@ class ErasableStore(ObjectStore, Protocol):
     async def delete(self, key: str) -> None:
         """Remove an object; one that is not there is nothing to do."""
         ...
+
+
+class SparingReads(Protocol):
+    """Reads that fetch no more than is needed."""
+
+    async def get_if_changed(
+        self, key: str, *, tag: str | None, max_bytes: int | None = None
+    ) -> tuple[bytes, str] | None:
+        """Return the object's bytes and their tag, or None when `tag`, from an earlier call, is still theirs.
+
+        Raise as `ObjectStore.get` does.
+        """
+        ...
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return exactly `length` bytes from `start`; raise `StoreError` when the object ends before."""
+        ...
+
+
+class Bucket(ErasableStore, SparingReads, Protocol):
+    """All that a store can do; `etude.store.opening.open_store` returns one."""
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
@@ -305,6 +326,10 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Pinned: what the harness asks for is recorded and overridden; `max_tokens` is clamped to the context."""
     max_calls: int
     max_session_tokens: int
+    deadline_s: float | None = None
+    """Seconds after which no call is answered any more; a call in flight ends then."""
+    on_limit: Literal["error", "message"] = "error"
+    """What a call beyond a limit gets: an error that no SDK retries, or an assistant's message that nobody drew."""
     min_version: int | None = None
     exact_version: int | None = None
 
@@ -318,7 +343,7 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[dict[str, object], ...] = ()
     num_calls: int = 0
     truncated: str = ""
-    """The limit that ended it: `calls`, `session_tokens`, `context`; empty when none did."""
+    """The limit that ended it: `calls`, `session_tokens`, `deadline`, `context`; empty when none did."""
     failure: Failure | None = None
     """Set when a sampler or the gateway itself failed a call."""
     requested_sampling: tuple[dict[str, object], ...] = ()

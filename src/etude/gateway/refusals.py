@@ -23,6 +23,8 @@ inside is in the session's record; a harness, and so the agent, is not told.
 
 from etude.errors import EtudeError
 
+LIMIT_REACHED = "session_limit_reached"
+
 
 class CallRefusedError(EtudeError):
     """A model call is answered with an error; dialects put it into their own envelope."""
@@ -61,8 +63,8 @@ def key_reused(key: str) -> CallRefusedError:
 
 
 def limit_reached(limit: str) -> CallRefusedError:
-    """The session has spent its calls or its tokens."""
-    return CallRefusedError(403, "session_limit_reached", f"the session has used up its {limit}; it cannot go on")
+    """The session has spent its calls, its tokens or its time."""
+    return CallRefusedError(403, LIMIT_REACHED, f"the session has used up its {limit}; it cannot go on")
 
 
 def session_closed() -> CallRefusedError:

@@ -11,6 +11,7 @@ from etude.errors import ContextOverflowError, SamplerError, VersionUnavailableE
 from etude.gateway import refusals
 from etude.gateway.conversation import Conversation
 from etude.gateway.ingest import CompletionError, check_completion
+from etude.gateway.limits import Limits
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
 from etude.gateway.tree import Place, SessionTree
@@ -82,10 +83,8 @@ class Session:
         self._unanswered: dict[str, _Plan] = {}
         self._failures: dict[str, Failure] = {}
         self._fatal: Failure | None = None
-        self._truncated = ""
+        self._limits = Limits(spec)
         self._closed = False
-        self._num_calls = 0
-        self._committed_tokens = 0
         self._requested: list[dict[str, object]] = []
         self._parse_errors = 0
         self._model_s = 0.0
@@ -130,8 +129,8 @@ class Session:
             nodes=self._tree.nodes,
             messages=shown.messages,
             tools=shown.tools,
-            num_calls=self._num_calls,
-            truncated=self._truncated,
+            num_calls=self._limits.calls,
+            truncated=self._limits.reached,
             failure=self._fatal or next(iter(self._failures.values()), None),
             requested_sampling=tuple(self._requested),
             metrics=self._metrics(abandoned),
@@ -147,7 +146,9 @@ class Session:
             seconds = perf_counter() - started
             self._model_s += seconds
             return self._attach(plan, completion, started_s=started - self._opened, seconds=seconds)
-        except CallRefusedError:
+        except CallRefusedError as refusal:
+            if refusal.code == refusals.LIMIT_REACHED and self.spec.on_limit == "message":
+                return _last_words(refusal, call)
             raise
         except Exception as error:
             message = f"{type(error).__name__}: {error}"[:500]
@@ -157,7 +158,7 @@ class Session:
     async def _draw(self, plan: _Plan, body_key: str) -> Completion:
         """Return a checked completion; remember why there is none until the same request succeeds."""
         try:
-            async with asyncio.timeout(self._call_timeout_s):
+            async with asyncio.timeout(min(self._call_timeout_s, self._limits.seconds_left)):
                 completion = await self._sampler.sample(plan.request)
             owned_from = max(0, self._tree.length(plan.place.parent) - 1)
             check_completion(plan.request, completion, owned_from=owned_from)
@@ -166,9 +167,12 @@ class Session:
             self._fatal = Failure(component="sampler", reason=reason, message=str(error)[:500])
             raise refusals.session_failed() from error
         except ContextOverflowError as error:
-            self._committed_tokens -= plan.request.params.max_tokens
+            self._limits.give_back(plan.request.params.max_tokens)
             raise self._overflow(len(plan.request.prompt_ids)) from error
         except (SamplerError, TimeoutError, OSError) as error:
+            if not self._limits.seconds_left:
+                self._limits.give_back(plan.request.params.max_tokens)
+                raise self._limits.refuse("deadline") from error
             self._unanswered[body_key] = plan
             refusal, reason = _refusal_of(error)
             message = f"{type(error).__name__}: {error}"[:500]
@@ -179,11 +183,7 @@ class Session:
 
     def _admit(self, call: ModelCall) -> _Plan:
         """Check the limits, find the prompt's tokens and fix what is asked of the sampler."""
-        if self._num_calls >= self.spec.max_calls:
-            raise self._refuse("calls")
-        left = self.spec.max_session_tokens - self._committed_tokens
-        if left <= 0:
-            raise self._refuse("session_tokens")
+        left = self._limits.tokens_left()
         least_tokens = _least_tokens(call.conversation)
         if least_tokens > self._context_length:
             raise self._overflow(least_tokens)
@@ -192,7 +192,7 @@ class Session:
         room = self._context_length - len(prompt_ids)
         if room <= 0:
             raise self._overflow(len(prompt_ids))
-        number = self._num_calls
+        number = self._limits.calls
         params = msgspec.structs.replace(
             self.spec.params,
             max_tokens=min(self.spec.params.max_tokens, room, left),
@@ -207,8 +207,7 @@ class Session:
             min_version=self.spec.min_version,
             exact_version=self.spec.exact_version,
         )
-        self._num_calls += 1
-        self._committed_tokens += params.max_tokens
+        self._limits.reserve(params.max_tokens)
         self._requested.append(call.requested)
         return _Plan(place=place, prompt_ids=added, request=request)
 
@@ -227,8 +226,8 @@ class Session:
 
     def _attach(self, plan: _Plan, completion: Completion, *, started_s: float, seconds: float) -> Answer:
         drawn = len(completion.token_ids)
-        self._committed_tokens += drawn - plan.request.params.max_tokens
-        self._truncated = ""
+        self._limits.give_back(plan.request.params.max_tokens - drawn)
+        self._limits.reached = ""
         message = dict(self._renderer.parse(completion.token_ids))
         self._parse_errors += bool(message.pop("tool_parse_error", False))
         call_id = sha256(plan.request.request_id.encode()).hexdigest()[:24]
@@ -253,12 +252,8 @@ class Session:
             cached_tokens=completion.cached_tokens,
         )
 
-    def _refuse(self, limit: str) -> CallRefusedError:
-        self._truncated = limit
-        return refusals.limit_reached(limit)
-
     def _overflow(self, prompt_tokens: int) -> CallRefusedError:
-        self._truncated = "context"
+        self._limits.reached = "context"
         return refusals.context_overflow(prompt_tokens, self._context_length)
 
     def _metrics(self, abandoned: int) -> dict[str, float]:
@@ -287,6 +282,18 @@ def call_seed(session_seed: int, call: int) -> int:
 def _num_bytes(answer: Answer) -> int:
     """Return about how much memory an answer takes."""
     return 1024 + 16 * answer.completion_tokens
+
+
+def _last_words(refusal: CallRefusedError, call: ModelCall) -> Answer:
+    """Return an answer that nobody drew, so that none of it is in the tree: it ends a harness that knows no errors."""
+    return Answer(
+        call_id=sha256(call.body_key.encode()).hexdigest()[:24],
+        message={"role": "assistant", "content": f"I have to stop here: {refusal.message}."},
+        finish_reason="stop",
+        prompt_tokens=0,
+        completion_tokens=0,
+        cached_tokens=0,
+    )
 
 
 def _least_tokens(conversation: Conversation) -> int:
