@@ -13,6 +13,7 @@ The tree::
     ├── StoreError             an object is missing, damaged or not writable: exit code 4
     │   ├── IntegrityError     bytes are not what their digest says
     │   ├── ObjectMissingError no object has that key
+    │   ├── ObjectSizeError    an object is larger than allowed, or ends too early
     │   ├── ObjectExistsError  a write-once object is there already
     │   └── VersionTakenError  a policy version of that number is published with other bytes
     ├── SamplerError           a sampler cannot serve the request
@@ -108,6 +109,10 @@ class NoSignalError(RunError):
 
 class TrainerLostError(RunError):
     """The trainer does not answer any more; whether it did what it was asked is not known."""
+
+
+class ObjectSizeError(StoreError):
+    """An object is larger than is allowed here, or ends before what was asked for: asking again does not help."""
 
 
 class ObjectExistsError(StoreError):

@@ -12,7 +12,7 @@ import msgspec
 
 from etude.config import PolicySection, RunConfig, TasksSection
 from etude.errors import ConfigError, ObjectMissingError, PolicyError
-from etude.interfaces import ErasableStore
+from etude.interfaces import Bucket
 from etude.runtime.settings import Settings, resolved_toml
 from etude.store.opening import open_store
 from etude.telemetry.rows import decode_rows
@@ -56,7 +56,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 class RunDirectory:
     """The run directory of one URL."""
 
-    def __init__(self, url: str, store: ErasableStore) -> None:
+    def __init__(self, url: str, store: Bucket) -> None:
         self.url = url
         self.store = store
         path = url.removeprefix("file://")

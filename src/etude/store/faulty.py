@@ -5,7 +5,7 @@ import random
 import msgspec
 
 from etude.errors import StoreError
-from etude.interfaces import Clock, ErasableStore
+from etude.interfaces import Bucket, Clock
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
 class FaultyStore:
     """Wraps a store and injects faults drawn from a seed, the same ones for the same sequence of calls."""
 
-    def __init__(self, inner: ErasableStore, *, clock: Clock, faults: Faults, seed: int = 0) -> None:
+    def __init__(self, inner: Bucket, *, clock: Clock, faults: Faults, seed: int = 0) -> None:
         self.faults = faults
         """May be replaced at any time: `Faults()` heals the store."""
         self._inner = inner
@@ -42,6 +42,23 @@ class FaultyStore:
         """Read, perhaps only a part."""
         await self._enter("get", key)
         data = await self._inner.get(key, max_bytes=max_bytes)
+        return self._part(data) if self._happens(self.faults.torn_read) else data
+
+    async def get_if_changed(
+        self, key: str, *, tag: str | None, max_bytes: int | None = None
+    ) -> tuple[bytes, str] | None:
+        """Read what changed, perhaps only a part of it."""
+        await self._enter("get", key)
+        found = await self._inner.get_if_changed(key, tag=tag, max_bytes=max_bytes)
+        if found is None or not self._happens(self.faults.torn_read):
+            return found
+        data, new_tag = found
+        return self._part(data), new_tag
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part, perhaps less of it than was asked for."""
+        await self._enter("get", key)
+        data = await self._inner.get_range(key, start, length)
         return self._part(data) if self._happens(self.faults.torn_read) else data
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:

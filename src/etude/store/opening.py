@@ -10,7 +10,7 @@ from obstore.exceptions import BaseError
 from obstore.store import MemoryStore, from_url
 
 from etude.errors import ConfigError, ObjectExistsError, StoreError
-from etude.interfaces import ErasableStore, ObjectStore
+from etude.interfaces import Bucket, ObjectStore
 from etude.store.faulty import Faults, FaultyStore
 from etude.store.local import FileStore
 from etude.store.remote import RemoteStore, explain
@@ -21,7 +21,7 @@ CLOUD_SCHEMES = ("s3", "gs", "az")
 _PROBE_KEY = "probes/conditional"
 
 
-def open_store(url: str) -> ErasableStore:
+def open_store(url: str) -> Bucket:
     """Return the store that holds everything under `url`.
 
     A plain path or `file://` is a directory, created if need be; `s3://`, `gs://` and `az://` are a bucket and a
@@ -50,7 +50,7 @@ def open_store(url: str) -> ErasableStore:
     return RemoteStore(backend, name=url)
 
 
-def _faulty(url: str, inner: FileStore, query: str) -> ErasableStore:
+def _faulty(url: str, inner: FileStore, query: str) -> Bucket:
     """Return a store that fails as the query says (`fail`, `lost_reply`, `lost_swap`), with a client that retries."""
     try:
         shares = {name: float(values[-1]) for name, values in parse_qs(query, strict_parsing=bool(query)).items()}

@@ -14,13 +14,14 @@ from typing import Literal
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
+    NotModifiedError,
     PermissionDeniedError,
     PreconditionError,
     UnauthenticatedError,
 )
 from obstore.store import ObjectStore as Backend
 
-from etude.errors import ObjectExistsError, ObjectMissingError, StoreError
+from etude.errors import ObjectExistsError, ObjectMissingError, ObjectSizeError, StoreError
 from etude.store.keys import check_key, check_prefix, is_key
 
 MAX_OBJECT_BYTES = 16 << 30
@@ -37,9 +38,30 @@ class RemoteStore:
 
     async def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return the object's bytes."""
-        limit = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
-        data, _ = await asyncio.to_thread(self._read, check_key(key), limit)
+        data, _ = await asyncio.to_thread(self._read, check_key(key), max_bytes)
         return data
+
+    async def get_if_changed(
+        self, key: str, *, tag: str | None, max_bytes: int | None = None
+    ) -> tuple[bytes, str] | None:
+        """Return the object's bytes and tag, or None when the tag is still `tag`: a request without an object."""
+        try:
+            data, tags = await asyncio.to_thread(self._read, check_key(key), max_bytes, tag)
+        except NotModifiedError:
+            return None
+        return data, tags.get("e_tag", "")
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return a part of the object."""
+        check_key(key)
+        if length == 0:
+            return b""  # the protocols have no way to ask for nothing
+        with self._typed("read", key):
+            data = await asyncio.to_thread(self._backend.get_range, key, start=start, length=length)
+        if len(data) != length:
+            msg = f"object {key!r} in {self.name} ends at byte {start + len(data)}, before {start + length}"
+            raise ObjectSizeError(msg)
+        return data.to_bytes()
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
         """Write the whole object."""
@@ -56,7 +78,7 @@ class RemoteStore:
         mode: Literal["create"] | dict[str, str] = "create"
         if expected is not None:
             try:
-                current, mode = await asyncio.to_thread(self._read, key, MAX_OBJECT_BYTES)
+                current, mode = await asyncio.to_thread(self._read, key)
             except ObjectMissingError:
                 return False
             if current != expected:
@@ -80,14 +102,18 @@ class RemoteStore:
         with contextlib.suppress(ObjectMissingError), self._typed("delete", check_key(key)):
             await asyncio.to_thread(self._backend.delete, key)
 
-    def _read(self, key: str, max_bytes: int) -> tuple[bytes, dict[str, str]]:
-        """Return the bytes and the tag that a conditional write of this state has to name."""
+    def _read(self, key: str, max_bytes: int | None = None, tag: str | None = None) -> tuple[bytes, dict[str, str]]:
+        """Return the bytes and the tags that a conditional write of this state has to name.
+
+        Raise `NotModifiedError` when the tag is still `tag`.
+        """
+        limit = MAX_OBJECT_BYTES if max_bytes is None else max_bytes
         with self._typed("read", key):
-            result = self._backend.get(key)
+            result = self._backend.get(key, options={"if_none_match": tag} if tag else None)
             size = result.meta["size"]
-            if size > max_bytes:
-                msg = f"object {key!r} in {self.name} has {size} bytes, more than the {max_bytes} allowed here"
-                raise StoreError(msg)
+            if size > limit:
+                msg = f"object {key!r} in {self.name} has {size} bytes, more than the {limit} allowed here"
+                raise ObjectSizeError(msg)
             tags = {"e_tag": result.meta["e_tag"], "version": result.meta["version"]}
             data = result.bytes().to_bytes()
         return data, {name: tag for name, tag in tags.items() if tag is not None}
@@ -104,6 +130,8 @@ class RemoteStore:
         place = f"object {key!r} in {self.name}"
         try:
             yield
+        except NotModifiedError:
+            raise
         except FileNotFoundError as error:
             msg = f"{place} does not exist; check the run's URL, or wait until it has been written"
             raise ObjectMissingError(msg) from error

@@ -4,8 +4,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from etude.errors import ObjectExistsError, ObjectMissingError, StoreError
-from etude.interfaces import Clock, ErasableStore
+from etude.errors import ObjectExistsError, ObjectMissingError, ObjectSizeError, StoreError
+from etude.interfaces import Bucket, Clock
 
 Result = TypeVar("Result")
 
@@ -20,7 +20,7 @@ class RetryingStore:
     Writers that must tell themselves apart put something of their own into the bytes.
     """
 
-    def __init__(self, inner: ErasableStore, *, clock: Clock, attempts: int = 8, seed: int = 0) -> None:
+    def __init__(self, inner: Bucket, *, clock: Clock, attempts: int = 8, seed: int = 0) -> None:
         """Try each call up to `attempts` times."""
         self._inner = inner
         self._clock = clock
@@ -30,6 +30,16 @@ class RetryingStore:
     async def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Read; raise at once when the object does not exist."""
         return await self._repeat(lambda _: self._inner.get(key, max_bytes=max_bytes))
+
+    async def get_if_changed(
+        self, key: str, *, tag: str | None, max_bytes: int | None = None
+    ) -> tuple[bytes, str] | None:
+        """Read what changed; raise at once when the object does not exist."""
+        return await self._repeat(lambda _: self._inner.get_if_changed(key, tag=tag, max_bytes=max_bytes))
+
+    async def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Read a part; raise at once when the object does not exist."""
+        return await self._repeat(lambda _: self._inner.get_range(key, start, length))
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
         """Write; a `create_only` write that finds its own bytes there after a failure has succeeded before."""
@@ -72,7 +82,7 @@ class RetryingStore:
         while True:
             try:
                 return await call(attempt)
-            except (ObjectMissingError, ObjectExistsError):
+            except (ObjectMissingError, ObjectExistsError, ObjectSizeError):
                 raise
             except StoreError as error:
                 if attempt >= self._attempts:
