@@ -16,6 +16,7 @@ from etude.gateway.service import DIALECTS
 from etude.gateway.volatile import DECLARED, strip_volatile
 
 USER = {"role": "user", "content": "x"}
+B = {"type": "function", "name": "b"}
 CLAUDE_TOOL = {"name": "f", "input_schema": {"type": "object"}}
 ANSWER_A, ANSWER_B = (f"call_{letter * 24}" for letter in "ab")
 
@@ -84,6 +85,10 @@ def test_a_messages_body_that_cannot_be_served_is_a_400(body):
         {"input": "x", "tool_choice": "required"},
         {"input": "x", "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}},
         {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": nested(40)}]},
+        {
+            "input": "x",
+            "tools": [{"type": "function", "name": "a__b"}, {"type": "namespace", "name": "a", "tools": [B]}],
+        },
         items({"role": "root", "content": "x"}),
         items({"type": "item_reference", "id": "msg_1"}),
         items({"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}),
@@ -187,6 +192,13 @@ def test_items_of_responses_become_the_messages_of_a_conversation():
     ]
     assert asked.custom_tools == {"patch"}
     assert asked.requested == {"reasoning": {"effort": "high"}, "left_out_tools": ["web_search"]}
+
+
+def test_the_policy_reads_the_grammar_of_a_custom_tool():
+    grammar = {"type": "grammar", "syntax": "lark", "definition": "start: WORD"}
+    body = {"input": "x", "tools": [{"type": "custom", "name": "patch", "format": grammar}]}
+    (tool,) = responses.parse_request(json.dumps(body).encode()).conversation.tools
+    assert "(lark):\\nstart: WORD" in json.dumps(tool)
 
 
 def call_item(call_id):

@@ -2,12 +2,14 @@
 # pyright: reportOptionalMemberAccess=false, reportOptionalIterable=false, reportIndexIssue=false
 """OpenAI's own SDK, with its retries and its stream helper, is the judge of what Responses means."""
 
+import json
+
 import openai
 import pytest
 from openai.lib.responses_tool_runner import AsyncRegisteredFunction, AsyncResponsesToolRunner
 
 from etude.errors import SamplerError, VersionUnavailableError
-from etude.types import Edge
+from etude.types import Edge, SamplingParams
 
 TOOLS = [{"type": "function", "name": "shell", "parameters": {"type": "object"}, "strict": False}]
 CALLS = (
@@ -93,6 +95,35 @@ async def test_a_custom_tool_is_called_with_its_text_and_a_malformed_call_told_a
     assert [item.type for item in items] == ["custom_tool_call", "function_call", "message"]
     assert (items[0].input, items[1].arguments) == ('a "b"', '{"inptu": 1}')
     assert [node.edge for node in record.nodes] == [Edge.ROOT, Edge.CONTINUATION, Edge.CONTINUATION]
+
+
+async def test_a_tool_of_a_namespace_is_called_there_and_its_call_sent_back_continues(serve):
+    spawn = {"type": "function", "name": "spawn", "description": "Start it.", "parameters": {"type": "object"}}
+    tools = [
+        {
+            "type": "namespace",
+            "name": "agents",
+            "description": "Others.",
+            "tools": [spawn, {"type": "custom", "name": "p"}],
+        },
+        spawn | {"description": "Another."},
+    ]
+    calls = [("agents__spawn", {"task": "x"}), ("agents__p", {"input": "a"}), ("spawn", {})]
+    drawn = "".join(f"<tool_call>{json.dumps({'name': name, 'arguments': told})}</tool_call>" for name, told in calls)
+    params = SamplingParams(max_tokens=400)
+    async with serve([drawn, "done"], params=params) as served, sdk(served) as client:
+        history = [{"role": "user", "content": "fix it"}]
+        async with client.responses.stream(model="m", input=history, tools=tools) as stream:
+            response = await stream.get_final_response()
+        await client.responses.create(model="m", input=[*history, *response.output, *outputs_of(response)], tools=tools)
+        record = await served.close()
+    assert [(item.type, item.name, item.namespace) for item in response.output] == [
+        ("function_call", "spawn", "agents"),
+        ("custom_tool_call", "p", "agents"),
+        ("function_call", "spawn", None),
+    ]
+    assert [tool["function"]["name"] for tool in record.tools] == ["agents__spawn", "agents__p", "spawn"]
+    assert [node.edge for node in record.nodes] == [Edge.ROOT, Edge.CONTINUATION]
 
 
 @pytest.mark.parametrize("error", [SamplerError("down"), VersionUnavailableError("not yet")])

@@ -34,6 +34,8 @@ class HarnessRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Chat Completions: whether a stream ends with its usage."""
     custom_tools: frozenset[str] = frozenset()
     """Responses: names of the tools that take one text instead of JSON."""
+    namespaces: dict[str, str] = {}
+    """Responses: the namespaces of tools that are in one, by the names that the policy knows them by."""
 
 
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):

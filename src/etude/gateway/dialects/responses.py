@@ -26,7 +26,6 @@ from etude.gateway.sessions import Answer
 _OFFERED = ("function", "custom")
 """Types of tools that the harness runs."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
-_CUSTOM_PARAMETERS = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 _LATE_CODES = {429: "rate_limit_exceeded", 503: "server_error"}
 
 
@@ -41,9 +40,16 @@ class _Item(msgspec.Struct, frozen=True):
     content: str | list[_Part] | None = None
     call_id: str = ""
     name: str = ""
+    namespace: str = ""
     arguments: str = "{}"
     input: str = ""
     output: str | list[_Part] | None = None
+
+
+class _Grammar(msgspec.Struct, frozen=True):
+    type: str = "text"
+    syntax: str = ""
+    definition: str = ""
 
 
 class _Tool(msgspec.Struct, frozen=True):
@@ -52,6 +58,9 @@ class _Tool(msgspec.Struct, frozen=True):
     description: str | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
+    format: _Grammar | None = None
+    tools: "list[_Tool] | None" = None
+    """Of a namespace."""
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -104,14 +113,14 @@ def parse_request(body: bytes) -> HarnessRequest:
             (text_format is None or text_format.type == "text", "text.format: only text"),
         ]
     )
-    tools = [tool for tool in asked.tools or () if tool.type in _OFFERED]
-    left_out = [tool.type for tool in asked.tools or () if tool.type not in _OFFERED]
+    tools, left_out = _named_tools(asked.tools or ())
     return HarnessRequest(
-        conversation=conversation_of(_plain_messages(asked), [_plain_tool(tool) for tool in tools]),
+        conversation=conversation_of(_plain_messages(asked), [_plain_tool(*named) for named in tools.items()]),
         model=asked.model[:256],
         stream=bool(asked.stream),
         requested=requested_of(sampling, left_out_tools=left_out),
-        custom_tools=frozenset(tool.name for tool in tools if tool.type == "custom"),
+        custom_tools=frozenset(name for name, (_, tool) in tools.items() if tool.type == "custom"),
+        namespaces={name: namespace for name, (namespace, _) in tools.items() if namespace},
     )
 
 
@@ -145,6 +154,34 @@ def _late_error(refusal: CallRefusedError, request: HarnessRequest) -> bytes:
     return numbered("response.created", response=begun) + numbered("response.failed", response=failed)
 
 
+def _named_tools(tools: Sequence[_Tool]) -> tuple[dict[str, tuple[str, _Tool]], list[str]]:
+    """Return the tools that the harness runs, with their namespaces, by the names that the policy knows them by.
+
+    The types of those that only the provider could run come second.
+    """
+    named: dict[str, tuple[str, _Tool]] = {}
+    left_out: list[str] = []
+    listed = [
+        (tool.name if tool.type == "namespace" else "", inner)
+        for tool in tools
+        for inner in (tool.tools or () if tool.type == "namespace" else (tool,))
+    ]
+    for namespace, tool in listed:
+        name = _known_as(namespace, tool.name)
+        if tool.type not in _OFFERED:
+            left_out.append(tool.type)
+        elif name in named:
+            raise malformed(f"tools: two are called {name[:64]!r}")
+        else:
+            named[name] = namespace, tool
+    return named, left_out
+
+
+def _known_as(namespace: str, name: str) -> str:
+    """Return the name that the policy knows a tool by, to whom tools of all namespaces are one list."""
+    return f"{namespace}__{name}" if namespace else name
+
+
 def _plain_messages(asked: _Body) -> list[dict[str, object]]:
     turns = Turns()
     if asked.instructions:
@@ -164,9 +201,10 @@ def _add_item(turns: Turns, item: _Item, where: str) -> None:
         content = item.content if isinstance(item.content, list) else []
         turns.think("\n".join(part.text for part in content))
     elif item.type == "function_call":
-        turns.call(item.call_id, item.name, item.arguments)
+        turns.call(item.call_id, _known_as(item.namespace, item.name), item.arguments)
     elif item.type == "custom_tool_call":
-        turns.call(item.call_id, item.name, msgspec.json.encode({"input": item.input}).decode())
+        arguments = msgspec.json.encode({"input": item.input}).decode()
+        turns.call(item.call_id, _known_as(item.namespace, item.name), arguments)
     elif item.type in ("function_call_output", "custom_tool_call_output"):
         turns.report(item.call_id, _text(item.output, where))
     else:
@@ -192,10 +230,19 @@ def _text(content: str | Sequence[_Part] | None, where: str) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _plain_tool(tool: _Tool) -> dict[str, object]:
+def _plain_tool(name: str, placed: tuple[str, _Tool]) -> dict[str, object]:
     """Return a tool for the policy, to whom a tool that takes one text is one with one parameter."""
-    parameters = _CUSTOM_PARAMETERS if tool.type == "custom" else tool.parameters
-    return function_tool(name=tool.name, description=tool.description, parameters=parameters, strict=tool.strict)
+    tool = placed[1]
+    parameters = _text_parameter(tool.format) if tool.type == "custom" else tool.parameters
+    return function_tool(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
+
+
+def _text_parameter(grammar: _Grammar | None) -> dict[str, object]:
+    """Return the parameters of a tool that takes one text; its grammar is told, though nothing enforces it."""
+    text = {"type": "string"}
+    if grammar is not None and grammar.definition:
+        text["description"] = f"Text of this grammar ({grammar.syntax}):\n{grammar.definition}"
+    return {"type": "object", "properties": {"input": text}, "required": ["input"]}
 
 
 def _response(call_id: str, request: HarnessRequest) -> dict[str, object]:
@@ -266,14 +313,18 @@ def _output(answer: Answer, request: HarnessRequest) -> list[dict[str, object]]:
 
 def _call(call: dict[str, str], request: HarnessRequest) -> dict[str, object]:
     """Return a call in the form of its tool; one of a custom tool that is not well-formed is told as it is."""
+    namespace = request.namespaces.get(call["name"])
+    placed = {"name": call["name"]}
+    if namespace is not None:
+        placed = {"name": call["name"].removeprefix(_known_as(namespace, "")), "namespace": namespace}
     if call["name"] in request.custom_tools:
         try:
             taken = msgspec.json.decode(call["arguments"], type=dict[str, str])
         except (msgspec.DecodeError, RecursionError):
             taken = {}
         if taken.keys() == {"input"}:
-            return {"type": "custom_tool_call", "name": call["name"], "input": taken["input"]}
-    return {"type": "function_call", "name": call["name"], "arguments": call["arguments"]}
+            return {"type": "custom_tool_call", **placed, "input": taken["input"]}
+    return {"type": "function_call", **placed, "arguments": call["arguments"]}
 
 
 def _in_pieces(item: dict[str, object]) -> tuple[dict[str, object], list[tuple[str, dict[str, object]]]]:
