@@ -7,6 +7,9 @@ The last argument is the instruction, whatever it looks like, or the file that h
 HTTP at OPENAI_BASE_URL (OpenAI's Chat Completions) with OPENAI_API_KEY. Commands run in the current directory. What was
 said is printed to standard output.
 
+With ETUDE_COMPACTION_TRIGGER_TOKENS set, a conversation that has grown to so many tokens, or that the model's context
+cannot hold, is given up for a new one: the instruction and the summary that the model wrote of the old one.
+
 Exit codes: 0 submitted, 2 called wrongly, 3 the model API refused for good, 4 it could not be reached, 5 out of turns,
 6 the model stopped without submitting.
 """
@@ -21,6 +24,8 @@ import time
 SYSTEM = "Do the task with the shell tool. Call submit when it is done."
 REMINDER = "Call a tool: shell to go on, submit if the task is done."
 CUT_OFF = "The answer was cut off at its longest length. Be brief and call a tool."
+SUMMARISE = "The context is full. Write down all that you need to go on. The rest is forgotten."
+SO_FAR = "You wrote down:"
 TOOLS = [
     {
         "type": "function",
@@ -57,6 +62,10 @@ class StopError(Exception):
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class TooLongError(StopError):
+    """The conversation does not fit the model's context."""
 
 
 def main(argv: list[str]) -> int:
@@ -104,13 +113,26 @@ def read_address(url: str) -> tuple[str, int, str]:
     return host, int(port or 80), f"/{path}".rstrip("/") + "/chat/completions"
 
 
+def read_trigger(text: str) -> int:
+    """Return the tokens from which on a conversation is summarised; 0 is never."""
+    if not (text or "0").isdigit():
+        raise StopError(USAGE, f"ETUDE_COMPACTION_TRIGGER_TOKENS needs a whole number, not {text!r}")
+    return int(text or "0")
+
+
 def work(model: "Model", instruction: str, options: dict[str, int]) -> None:
     """Let the model work until it submits; raise StopError otherwise."""
-    messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": instruction}]
-    say("user", instruction)
+    trigger = read_trigger(os.environ.get("ETUDE_COMPACTION_TRIGGER_TOKENS", ""))
+    messages = opening(instruction)
     reminded = False
     for _ in range(options["--max-turns"]):
-        message, is_cut = model.ask(messages)
+        try:
+            message, is_cut = model.ask(messages)
+        except TooLongError:
+            if not trigger:
+                raise
+            messages = opening(with_summary(model, instruction, messages))
+            continue
         messages.append(message)
         say("assistant", message["content"] or "")
         if not message.get("tool_calls"):
@@ -127,7 +149,40 @@ def work(model: "Model", instruction: str, options: dict[str, int]) -> None:
             result = use_tool(call["function"], options)
             say("tool", result)
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        if trigger and model.used >= trigger:
+            messages = opening(with_summary(model, instruction, messages))
     raise StopError(OUT_OF_TURNS, "no turns are left")
+
+
+def opening(text: str) -> list[dict]:
+    """Return the first messages of a conversation."""
+    say("user", text)
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+
+
+def with_summary(model: "Model", instruction: str, messages: list[dict]) -> str:
+    """Return the instruction and what the model wants to keep of the conversation, word for word.
+
+    It is asked as in any other turn. When not even that fits, the last turns are left out until it does.
+    """
+    question = {"role": "user", "content": SUMMARISE}
+    say("user", SUMMARISE)
+    while True:
+        try:
+            summary = model.ask([*messages, question])[0]["content"] or ""
+        except TooLongError:
+            messages = without_last_turn(messages)
+        else:
+            say("assistant", summary)
+            return f"{ended(instruction)}{SO_FAR}\n{summary}"
+
+
+def without_last_turn(messages: list[dict]) -> list[dict]:
+    """Return the messages before the last answer; a conversation without one cannot be shortened."""
+    answers = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    if not answers:
+        raise StopError(REFUSED, "the first prompt does not fit the model's context")
+    return messages[: answers[-1]]
 
 
 def use_tool(function: dict[str, str], options: dict[str, int]) -> str:
@@ -211,6 +266,8 @@ class Model:
         self.key = key
         self.name = name
         self.calls = 0
+        self.used = 0
+        """Tokens of the last prompt and its answer."""
 
     def ask(self, messages: list[dict]) -> tuple[dict, bool]:
         """Return the assistant's message and whether it was cut off; try again while the server is busy or away."""
@@ -222,10 +279,12 @@ class Model:
             if status == OK:
                 answer = read_answer(reply)
                 if answer is not None:
-                    return answer
+                    message, is_cut, self.used = answer
+                    return message, is_cut
                 problem = "the reply holds no message"
             elif status in range(400, 500) and status not in BUSY:
-                raise StopError(REFUSED, f"HTTP {status}: {reply[:500].decode('utf-8', 'replace')}")
+                kind = TooLongError if b"context_length_exceeded" in reply else StopError
+                raise kind(REFUSED, f"HTTP {status}: {reply[:500].decode('utf-8', 'replace')}")
             if pause_s is not None:
                 time.sleep(min(MAX_PAUSE_S, read_seconds(headers.get("retry-after", ""), pause_s)))
         raise StopError(UNREACHABLE, f"the model API gives no answer: {problem}")
@@ -254,11 +313,13 @@ class Model:
         return int(status), headers, reply, f"HTTP {status}"
 
 
-def read_answer(reply: bytes) -> tuple[dict, bool] | None:
-    """Return the assistant's message of a reply and whether it was cut off, or None."""
+def read_answer(reply: bytes) -> tuple[dict, bool, int] | None:
+    """Return the assistant's message of a reply, whether it was cut off and the tokens until its end, or None."""
     try:
-        choice = json.loads(reply)["choices"][0]
+        body = json.loads(reply)
+        choice = body["choices"][0]
         message = choice["message"]
+        used = int((body.get("usage") or {}).get("total_tokens") or 0)
         for call in message.get("tool_calls") or ():
             call["id"], call["function"]["name"], call["function"]["arguments"]
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):
@@ -266,7 +327,7 @@ def read_answer(reply: bytes) -> tuple[dict, bool] | None:
     kept = {"role": "assistant", "content": message.get("content")}
     if message.get("tool_calls"):
         kept["tool_calls"] = message["tool_calls"]
-    return kept, choice.get("finish_reason") == "length"
+    return kept, choice.get("finish_reason") == "length", used
 
 
 def read_seconds(text: str, otherwise: float) -> float:

@@ -114,6 +114,14 @@ class EnvironmentSection(Section):
     """Sandboxes alive at once."""
 
 
+class CompactionSection(Section):
+    """When a harness goes on from a summary that the policy wrote, as far as it does so at all; see compaction.md."""
+
+    trigger_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens of a conversation, prompt and answer as its API counts them, from which on the harness is to ask for a
+    summary and begin anew with it; 0 is never. Leave room in the context for a tool's result and a summary."""
+
+
 class HarnessSection(Section):
     """The agent program. It is given the address of a model and a key, and knows nothing of training."""
 
@@ -127,6 +135,8 @@ class HarnessSection(Section):
     """Model calls per session; the next one is refused and the rollout counts as truncated."""
     max_session_tokens: PositiveInt = 4096
     """Drawn tokens per session, all calls together."""
+    compaction: CompactionSection = CompactionSection()
+    """Conversations longer than the model's context."""
 
 
 class SamplingSection(Section):
@@ -366,5 +376,19 @@ class RunConfig(Section):
             raise ValueError(msg)
         if self.tasks.family and self.tasks.train:
             msg = "tasks: set either family or train, not both"
+            raise ValueError(msg)
+        return self
+
+    @model_validator(mode="after")
+    def _summaries_fit(self) -> "RunConfig":
+        """Refuse a trigger that is met when there is no room left to write a summary."""
+        trigger, context = self.harness.compaction.trigger_tokens, self.policy.shape.context
+        room = max(0, context - self.sampling.max_tokens)
+        if trigger > room and not self.policy.path:
+            msg = (
+                f"harness.compaction.trigger_tokens = {trigger} leaves no room for a summary of sampling.max_tokens = "
+                f"{self.sampling.max_tokens} in policy.shape.context = {context}: set it to {room} at most, less what "
+                "a tool may print"
+            )
             raise ValueError(msg)
         return self

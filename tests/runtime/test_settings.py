@@ -135,6 +135,8 @@ def test_no_value_turns_into_a_number_by_itself(text):
 def test_parts_that_do_not_fit_each_other_are_refused_with_the_reason():
     (line,) = problems(overrides=["algorithm.replay_support=false"])
     assert line.startswith("algorithm.replay_support = false does not fit")
+    (line,) = problems(overrides=["harness.compaction.trigger_tokens=900"])
+    assert line.startswith("harness.compaction.trigger_tokens = 900 leaves no room for a summary")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ HARNESS_MOUNT = "/opt/harness"
 
 BUILT_IN = "mini"
 
+COMPACTION_TRIGGER = "ETUDE_COMPACTION_TRIGGER_TOKENS"
+"""Environment variable that tells a harness when to go on from a summary; absent when it is not to."""
+
 _INSTRUCTION = "{instruction}"
 
 
@@ -32,6 +35,20 @@ def harness_directory(section: HarnessSection) -> Path:
 def harness_command(section: HarnessSection, task: Task) -> tuple[str, ...]:
     """Return program and arguments with the task's instruction put in."""
     return tuple(part.replace(_INSTRUCTION, task.instruction) for part in section.command)
+
+
+def harness_variables(section: HarnessSection, *, url: str, key: str) -> dict[str, str]:
+    """Return the harness's environment variables: the configured ones, where its model is, and when to compact."""
+    trigger = section.compaction.trigger_tokens
+    return {
+        **section.env,
+        **({COMPACTION_TRIGGER: str(trigger)} if trigger else {}),
+        "OPENAI_BASE_URL": url,
+        "OPENAI_API_KEY": key,
+        # Anthropic's clients add the version themselves.
+        "ANTHROPIC_BASE_URL": url.removesuffix("/v1"),
+        "ANTHROPIC_API_KEY": key,
+    }
 
 
 def _built_in() -> Path:

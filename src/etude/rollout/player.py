@@ -21,7 +21,7 @@ from etude.interfaces import (
     SessionRecord,
     SessionSpec,
 )
-from etude.rollout.harness import harness_command, harness_name
+from etude.rollout.harness import harness_command, harness_name, harness_variables
 from etude.rollout.record import RolloutRecord
 from etude.rollout.untrusted import cut
 from etude.telemetry.doubles import NO_LEDGER
@@ -252,14 +252,7 @@ class HarnessPlayer:
             harness_command(self._harness, task),
             timeout_s=task.agent_timeout_s,
             cwd=task.workdir,
-            env={
-                **self._harness.env,
-                "OPENAI_BASE_URL": environment.model_url,
-                "OPENAI_API_KEY": key,
-                # Anthropic's clients add the version themselves.
-                "ANTHROPIC_BASE_URL": environment.model_url.removesuffix("/v1"),
-                "ANTHROPIC_API_KEY": key,
-            },
+            env=harness_variables(self._harness, url=environment.model_url, key=key),
         )
 
     def _report(self, trajectory: Trajectory, task: Task, session: SessionRecord, purpose: str) -> None:
