@@ -14,6 +14,7 @@ from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.limits import Limits
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
+from etude.gateway.spelling import OwnCalls
 from etude.gateway.tree import Place, SessionTree
 from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
 from etude.types import Completion, Edge, Failure, FinishReason, SampleRequest
@@ -78,6 +79,7 @@ class Session:
         self._call_timeout_s = call_timeout_s
         self._opened = perf_counter()
         self._tree = SessionTree()
+        self._own_calls = OwnCalls()
         self._replays: Replays[Answer] = Replays(num_bytes=_num_bytes)
         self._running: set[asyncio.Task[Answer]] = set()
         self._unanswered: dict[str, _Plan] = {}
@@ -212,6 +214,7 @@ class Session:
         return _Plan(place=place, prompt_ids=added, request=request)
 
     def _prompt(self, conversation: Conversation) -> tuple[Place, tuple[int, ...]]:
+        conversation = self._own_calls.restore(conversation)
         place = self._tree.place(conversation)
         if place.prompt_ids is not None:
             return place, place.prompt_ids
@@ -234,6 +237,7 @@ class Session:
         calls = cast("list[dict[str, object]]", message.get("tool_calls") or [])
         if calls:
             message["tool_calls"] = [{"id": f"call_{call_id}_{index}", **call} for index, call in enumerate(calls)]
+            self._own_calls.learn(message)
         self._tree.attach(
             plan.place,
             message,
