@@ -16,6 +16,7 @@ from etude.dashboard.summary import status_of
 from etude.errors import StoreError
 from etude.evaluation.suite import EvalReport, TaskResult, report_key
 from etude.interfaces import ObjectStore
+from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord, encode_record
 from etude.store.opening import open_store
 from etude.types import Failure, Outcome, Trajectory
@@ -38,7 +39,7 @@ def rollout(group: str, index: int, *, text: str = "done", outcome: Outcome = Ou
         ),
         purpose="train",
         instruction=text,
-        harness=name,
+        harness=HarnessIdentity(name=name),
         messages=(
             {"role": "user", "content": text},
             {

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.rollout.atif import Document
+from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord, encode_record
 from etude.rollout.untrusted import MAX_TEXT_CHARS
 from etude.types import Completion, Edge, Failure, FinishReason, Node, Outcome, Trajectory, VersionRun
@@ -51,6 +52,7 @@ def node(node_id: int, parent: int | None, prompt: int, drawn: int, edge: Edge =
 
 
 NODES = (node(0, None, 10, 4, Edge.ROOT), node(1, 0, 3, 5))
+HARNESS = HarnessIdentity(name="my-agent", version="1.2.0", config_hash="ab12")
 
 
 def record(
@@ -67,7 +69,7 @@ def record(
         metrics={"odd": math.nan},
     )
     made = RolloutRecord(
-        trajectory=trajectory, purpose="train", instruction="fix", harness="mini", messages=messages, tools=()
+        trajectory=trajectory, purpose="train", instruction="fix", harness=HARNESS, messages=messages, tools=()
     )
     return msgspec.structs.replace(made, **changes)
 
@@ -95,6 +97,8 @@ def test_a_rollout_becomes_a_valid_document_with_its_reward_in_extra():
     document = json.loads(encode_record(record(CONVERSATION)))
     check_rules(document)
     assert document["extra"]["etude"]["reward"] == 0.0
+    assert (document["agent"]["name"], document["agent"]["version"]) == ("my-agent", "1.2.0")
+    assert document["extra"]["etude"]["harness_hash"] == "ab12"
     assert document["extra"]["etude"]["policy_versions"] == [3, 4]
     first = document["steps"][2]
     assert first["tool_calls"][0]["arguments"] == {"cmd": "ls"}

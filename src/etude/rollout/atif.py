@@ -85,6 +85,8 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     outcome: str
     reward: float | None = None
     failure: dict[str, str] | None = None
+    harness_hash: str | None = None
+    """Of the harness's files and configuration; its name and version are the document's `agent`."""
     harness_exit: int | None = None
     truncated: str | None = None
     """The limit that ended the session."""

@@ -22,6 +22,7 @@ from etude.interfaces import (
     SessionSpec,
 )
 from etude.rollout.harness import harness_command, harness_name, harness_variables
+from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord
 from etude.rollout.untrusted import cut
 from etude.telemetry.doubles import NO_LEDGER
@@ -114,6 +115,7 @@ class HarnessPlayer:
         grader: Grader,
         harness: HarnessSection,
         params: SamplingParams,
+        identity: HarnessIdentity | None = None,
         on_record: Callable[[RolloutRecord], None] | None = None,
         ledger: Ledger = NO_LEDGER,
         watch: Callable[[Sequence[Mapping[str, object]]], str] = lambda _: "",
@@ -125,14 +127,16 @@ class HarnessPlayer:
         An attempt that takes `overhead_s` seconds longer than its task gives the agent and the tests is cancelled.
         `unserved_s` says for how many seconds no sampler served a session: an agent that ran out of time over it is not
         scored. `watch` reads the conversation, in a thread, and returns the evidence for which the attempt is held.
-        `on_record` is called once per attempt, however it ended, on the event loop: it should only pass on. The ledger
-        is told here that an attempt begins, and by whoever keeps the record that it ended.
+        `identity` goes into each record. `on_record` is called once per attempt, however it ended, on the event loop:
+        it should only pass on. The ledger is told here that an attempt begins, and by whoever keeps the record that it
+        ended.
         """
         self._host = host
         self._backend = backend
         self._grader = grader
         self._harness = harness
         self._params = params
+        self._identity = identity or HarnessIdentity(name=harness_name(harness))
         self._on_record = on_record
         self._ledger = ledger
         self._watch = watch
@@ -264,7 +268,7 @@ class HarnessPlayer:
                 trajectory=trajectory,
                 purpose=purpose,
                 instruction=task.instruction,
-                harness=harness_name(self._harness),
+                harness=self._identity,
                 messages=session.messages,
                 tools=session.tools,
                 truncated=session.truncated,

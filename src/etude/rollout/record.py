@@ -17,6 +17,7 @@ from etude.rollout.atif import (
     Step,
     ToolCall,
 )
+from etude.rollout.identity import HarnessIdentity
 from etude.rollout.untrusted import MAX_TEXT_CHARS, as_list, as_mapping, as_text, clean_mapping, cut
 from etude.types import Node, Trajectory
 
@@ -30,8 +31,7 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     purpose: str
     """`train` or `eval`."""
     instruction: str
-    harness: str
-    """Name of the agent program."""
+    harness: HarnessIdentity
     messages: tuple[dict[str, object], ...] = ()
     """The longest conversation as the harness saw it: hostile, of any shape."""
     tools: tuple[dict[str, object], ...] = ()
@@ -59,11 +59,12 @@ def document(record: RolloutRecord) -> Document:
         steps = [Step(step_id=1, source="user", message=cut(record.instruction))]
     lengths = _context_lengths(trajectory.nodes)
     tools = tuple(map(clean_mapping, record.tools))
+    harness = record.harness
     return Document(
         schema_version=SCHEMA_VERSION,
         session_id=trajectory.group_id,
         trajectory_id=trajectory.rollout_id,
-        agent=Agent(name=record.harness or "harness", version="unknown", tool_definitions=tools or None),
+        agent=Agent(name=cut(harness.name), version=cut(harness.version), tool_definitions=tools or None),
         steps=tuple(steps),
         final_metrics=FinalMetrics(
             total_prompt_tokens=sum(lengths.values()),
@@ -91,6 +92,7 @@ def _sidecar(record: RolloutRecord) -> Sidecar:
         failure=None
         if failure is None
         else {"component": failure.component, "reason": failure.reason, "message": cut(failure.message)},
+        harness_hash=record.harness.config_hash or None,
         harness_exit=trajectory.harness_exit,
         truncated=record.truncated or None,
         seconds=trajectory.seconds,

@@ -15,6 +15,7 @@ from etude.interfaces import Ledger
 from etude.rewards.grader import HarborGrader
 from etude.rewards.screens import digs_for_the_solution
 from etude.rollout.harness import HARNESS_MOUNT, harness_directory
+from etude.rollout.identity import HarnessIdentity, identify
 from etude.rollout.player import HarnessPlayer
 from etude.runtime.canaries import Canaries
 from etude.runtime.children import etude_command
@@ -147,7 +148,8 @@ async def open_fleet(
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop)
-        player = _player(config, gateway, router, backend, recorder)
+        identity = await asyncio.to_thread(identify, config.harness)
+        player = _player(config, identity, gateway, router, backend, recorder)
         logs = run.local / "logs"
         yield Fleet(player=player, router=router, roster=roster, canaries=canaries, recorder=recorder, logs=logs)
 
@@ -170,13 +172,19 @@ async def sandboxes(config: RunConfig, *, run: str = "", ledger: Ledger = NO_LED
 
 
 def _player(
-    config: RunConfig, gateway: Gateway, router: SamplerRouter, backend: LocalBackend, recorder: Recorder
+    config: RunConfig,
+    identity: HarnessIdentity,
+    gateway: Gateway,
+    router: SamplerRouter,
+    backend: LocalBackend,
+    recorder: Recorder,
 ) -> HarnessPlayer:
     return HarnessPlayer(
         host=gateway,
         backend=backend,
         grader=HarborGrader(backend),
         harness=config.harness,
+        identity=identity,
         params=SamplingParams(
             temperature=config.sampling.temperature,
             top_p=config.sampling.top_p,
