@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from run_kit import COIN, FROM_NOTHING, ONCE, TASK, TEST, start
-from s3_kit import endpoint
+from s3_kit import endpoint, seaweed
 
-__all__ = ["endpoint"]
+__all__ = ["endpoint", "seaweed"]
 
 # Whoever started the tests in the background has them ignore Ctrl-C, and all that they start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)

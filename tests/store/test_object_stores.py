@@ -11,7 +11,7 @@ from etude.errors import ConfigError, StoreError
 from etude.store.faulty import Faults, FaultyStore
 from etude.store.local import FileStore
 from etude.store.opening import open_store, probe_conditional_writes
-from etude.telemetry.clock import ManualClock
+from etude.telemetry.clock import ManualClock, SystemClock
 
 
 @pytest.mark.parametrize("url", ["", "memory://"])
@@ -150,6 +150,34 @@ async def test_a_faulty_store_lists_its_newest_keys_late():
     assert await store.list("") == ["a"]
     store.faults = Faults()
     assert await store.list("") == ["a", "b"]
+
+
+async def test_a_key_is_listed_some_time_after_its_first_write():
+    clock = ManualClock()
+    store = FaultyStore(open_store("memory://"), clock=clock, faults=Faults(list_delay_s=2.0))
+    await store.put("a", b"")
+    clock.advance(1.5)
+    await store.put("a", b"again")
+    await store.put("b", b"")
+    assert await store.list("") == []
+    clock.advance(1.0)
+    assert await store.list("") == ["a"]
+    assert await store.get("b") == b""
+    clock.advance(1.0)
+    assert await store.list("") == ["a", "b"]
+
+
+async def test_calls_made_together_end_in_another_order():
+    ended: list[int] = []
+    store = FaultyStore(open_store("memory://"), clock=SystemClock(), faults=Faults(max_delay_s=0.05), seed=3)
+
+    async def call(n: int) -> None:
+        await store.put(f"k{n}", b"")
+        ended.append(n)
+
+    await asyncio.gather(*(call(n) for n in range(12)))
+    assert sorted(ended) == list(range(12))
+    assert ended != list(range(12))
 
 
 async def test_the_probe_refuses_a_store_that_ignores_conditions(tmp_path):

@@ -84,3 +84,24 @@ async def test_a_url_opens_a_faulty_store(tmp_path):
 def test_a_faulty_url_with_another_query_is_refused(tmp_path, query):
     with pytest.raises(ConfigError, match="faulty"):
         open_store(f"faulty+file://{tmp_path}?{query}")
+
+
+async def test_a_call_that_is_never_answered_is_given_up_and_tried_again(tmp_path):
+    faulty = FaultyStore(FileStore(tmp_path), clock=Skipping(), faults=Faults(mute=1.0))
+    store = RetryingStore(faulty, clock=Skipping(), attempts=2, deadline_s=0.02)
+    for call in (store.get("a", max_bytes=1), store.put("a", b""), store.list(""), store.get_range("a", 0, 1)):
+        with pytest.raises(StoreError, match="no answer within") as caught:
+            await call
+        assert "after 2 attempts" in caught.value.__notes__
+
+
+async def test_a_call_that_may_move_much_has_longer(tmp_path):
+    class Slow(FileStore):
+        async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
+            await asyncio.sleep(0.1)
+            await super().put(key, data, create_only=create_only)
+
+    store = RetryingStore(Slow(tmp_path), clock=Skipping(), attempts=1, deadline_s=0.02)
+    await store.put("large", bytes(1 << 20))
+    with pytest.raises(StoreError, match="no answer"):
+        await store.put("small", b"")

@@ -4,13 +4,13 @@
 import asyncio
 
 import pytest
-from s3_kit import ENVIRONMENT
+from s3_kit import enter
 
 from etude.errors import ObjectExistsError, ObjectMissingError, StoreError
 from etude.store.opening import open_store, probe_conditional_writes
 
 
-@pytest.fixture(params=["file", "memory", "faulty", "moto"])
+@pytest.fixture(params=["file", "memory", "faulty", "moto", "seaweed"])
 def store(request, tmp_path, monkeypatch):
     if request.param == "file":
         return open_store(f"file://{tmp_path}/run%20one")
@@ -18,9 +18,7 @@ def store(request, tmp_path, monkeypatch):
         return open_store("memory://")
     if request.param == "faulty":
         return open_store(f"faulty+file://{tmp_path}?fail=0.05&lost_reply=0.05")
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", request.getfixturevalue("endpoint"))
+    enter(request.getfixturevalue("endpoint" if request.param == "moto" else "seaweed"), monkeypatch)
     return open_store(f"s3://bucket/contract/{request.node.name}")
 
 

@@ -26,8 +26,11 @@ def open_store(url: str) -> Bucket:
 
     A plain path or `file://` is a directory, created if need be; `s3://`, `gs://` and `az://` are a bucket and a
     prefix, with credentials and endpoint from the environment as their own tools read them (`AWS_...`, `GOOGLE_...`,
-    `AZURE_...`). For tests, `memory://` is a store of its own per call, and `faulty+file:///path?fail=0.1` a directory
-    used like a bucket that fails a share of the calls. Raise `ConfigError` for another scheme.
+    `AZURE_...`). Raise `ConfigError` for another scheme.
+
+    For tests, `memory://` is a store of its own per call, and `faulty+file:///path?fail=0.1&list_delay_s=2` a directory
+    behind a client that retries, with the faults of `Faults` that its query names: the shares `fail`, `lost_reply` and
+    `lost_swap`, and `list_delay_s` and `max_delay_s` for late listings and calls that overtake each other.
     """
     if "://" not in url:
         return FileStore(Path(url))
@@ -51,20 +54,24 @@ def open_store(url: str) -> Bucket:
 
 
 def _faulty(url: str, inner: FileStore, query: str) -> Bucket:
-    """Return a store that fails as the query says (`fail`, `lost_reply`, `lost_swap`), with a client that retries."""
+    """Return a store that fails as the query says, with a client that retries."""
     try:
-        shares = {name: float(values[-1]) for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
+        numbers = {name: float(values[-1]) for name, values in parse_qs(query, strict_parsing=bool(query)).items()}
     except ValueError as error:
-        msg = f"run.url {url!r}: its query must be shares such as fail=0.1 ({error})"
+        msg = f"run.url {url!r}: its query must be numbers such as fail=0.1 ({error})"
         raise ConfigError(msg) from error
-    known = {"fail", "lost_reply", "lost_swap"}
-    if not known.issuperset(shares) or not all(0.0 <= share < 1.0 for share in shares.values()):
-        msg = f"run.url {url!r}: its query may have {', '.join(sorted(known))}, each at least 0 and below 1"
+    shares = {"fail", "lost_reply", "lost_swap"}
+    seconds = {"max_delay_s", "list_delay_s"}
+    sound = all(number >= 0.0 and (name in seconds or number < 1.0) for name, number in numbers.items())
+    if not (shares | seconds).issuperset(numbers) or not sound:
+        msg = (
+            f"run.url {url!r}: its query may have {', '.join(sorted(shares))}, each at least 0 and below 1, "
+            f"and {', '.join(sorted(seconds))}"
+        )
         raise ConfigError(msg)
     clock = SystemClock()
-    return RetryingStore(
-        FaultyStore(inner, clock=clock, faults=msgspec.convert(shares, Faults), seed=os.getpid()), clock=clock
-    )
+    faults = msgspec.convert(numbers, Faults)
+    return RetryingStore(FaultyStore(inner, clock=clock, faults=faults, seed=os.getpid()), clock=clock)
 
 
 async def probe_conditional_writes(store: ObjectStore) -> None:

@@ -26,6 +26,10 @@ from etude.store.keys import check_key, check_prefix, is_key
 
 MAX_OBJECT_BYTES = 16 << 30
 """Nothing that etude writes is larger; a larger object is refused before it is read."""
+_MULTIPART_BYTES = 32 << 20
+"""Size above which an object is sent in parts, of which several are under way: it is there once all of them are."""
+_PART_BYTES = 16 << 20
+_PARTS_AT_ONCE = 4
 
 
 class RemoteStore:
@@ -64,9 +68,21 @@ class RemoteStore:
         return data.to_bytes()
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
-        """Write the whole object."""
+        """Write the whole object.
+
+        A large one is sent in parts, unless it is `create_only`: S3 then refuses more than 5 GiB. An upload that fails
+        half way leaves no object; have the bucket delete unfinished uploads after a day, as they cost storage.
+        """
         with self._typed("write", check_key(key)):
-            await asyncio.to_thread(self._backend.put, key, data, mode="create" if create_only else "overwrite")
+            await asyncio.to_thread(
+                self._backend.put,
+                key,
+                data,
+                mode="create" if create_only else "overwrite",
+                use_multipart=len(data) > _MULTIPART_BYTES and not create_only,
+                chunk_size=_PART_BYTES,
+                max_concurrency=_PARTS_AT_ONCE,
+            )
 
     async def compare_and_swap(self, key: str, data: bytes, *, expected: bytes | None) -> bool:
         """Replace the object if its bytes are `expected`.
