@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.gateway.api import DIALECTS
 from etude.gateway.conversation import message_key
 from etude.gateway.dialects import messages, responses
 from etude.gateway.dialects.dialect import MAX_MESSAGES, MAX_TOOL_CALLS, MAX_TOOLS
 from etude.gateway.refusals import CallRefusedError
-from etude.gateway.service import DIALECTS
 from etude.gateway.volatile import DECLARED, strip_volatile
 
 USER = {"role": "user", "content": "x"}

@@ -10,7 +10,10 @@ key of another request   400     idempotency_key_reused       stop
 limit of the session     403     session_limit_reached        stop
 session is closed        403     session_closed               stop
 session has failed       403     session_failed               stop
+path is not served       404     not_served                   stop
+method is not served     405     not_served                   stop
 body too large           413     request_too_large            stop
+too many connections     429     too_many_connections         use those it has, after `Retry-After` seconds
 weights change           429     model_busy                   try again after `Retry-After` seconds
 sampler cannot answer    503     model_unavailable            try again after `Retry-After` seconds
 =======================  ======  ===========================  =======================================================
@@ -24,6 +27,7 @@ inside is in the session's record; a harness, and so the agent, is not told.
 from etude.errors import EtudeError
 
 LIMIT_REACHED = "session_limit_reached"
+FIRST_ERROR = 400
 
 
 class CallRefusedError(EtudeError):
@@ -85,3 +89,20 @@ def model_busy() -> CallRefusedError:
 def model_unavailable() -> CallRefusedError:
     """The sampler failed; it may not fail again."""
     return CallRefusedError(503, "model_unavailable", "the model cannot be reached, try again", retry_after_s=1)
+
+
+def not_served(method: str, path: str, served: str, *, status: int = 404) -> CallRefusedError:
+    """Nothing is behind this path, or not for this method."""
+    return CallRefusedError(status, "not_served", f"{method[:16]} {path[:256]} is not served; {served}")
+
+
+def body_too_large(limit: int) -> CallRefusedError:
+    """The body exceeds what is read."""
+    return CallRefusedError(413, "request_too_large", f"the request's body is larger than {limit} bytes")
+
+
+def too_many_connections(limit: int) -> CallRefusedError:
+    """The session has as many connections as it may have."""
+    return CallRefusedError(
+        429, "too_many_connections", f"the session has {limit} connections: use those", retry_after_s=1
+    )

@@ -7,7 +7,7 @@ from typing import cast
 
 import msgspec
 
-from etude.errors import ContextOverflowError, SamplerError, VersionUnavailableError
+from etude.errors import ContextOverflowError, SamplerBusyError, SamplerError, VersionUnavailableError
 from etude.gateway import refusals
 from etude.gateway.conversation import Conversation
 from etude.gateway.ingest import CompletionError, check_completion
@@ -308,6 +308,8 @@ def _refusal_of(error: Exception) -> tuple[CallRefusedError, str]:
     """Return what a harness is told when a sampler failed that may not fail again, and the reason to count by."""
     if isinstance(error, VersionUnavailableError):
         return refusals.model_busy(), "version_unavailable"
+    if isinstance(error, SamplerBusyError):
+        return refusals.model_busy(), "busy"
     if isinstance(error, TimeoutError):
         return refusals.model_unavailable(), "timeout"
     return refusals.model_unavailable(), "unavailable"

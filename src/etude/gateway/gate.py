@@ -1,0 +1,73 @@
+"""A door between the sessions and the sampler that somebody who changes weights can shut."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal
+
+from etude.errors import SamplerBusyError
+from etude.interfaces import Sampler
+from etude.types import Completion, SampleRequest, SamplerStatus
+
+PauseMode = Literal["drain", "abort", "keep"]
+
+
+class Gate:
+    """Implements `Sampler` over another one, and can be paused.
+
+    While it is paused, requests are refused as those of a busy sampler: a harness is told to try again, and the call
+    that it repeats is asked for with the same request id.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._drawing: set[asyncio.Task[Completion]] = set()
+        self.paused: PauseMode | Literal[""] = ""
+        """How; empty while requests go through."""
+        self.weight_version: int | None = None
+        """What `resume` was told last."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that the sampler has not answered."""
+        return len(self._drawing)
+
+    async def sample(self, request: SampleRequest) -> Completion:
+        """Return what the sampler draws; raise `SamplerBusyError` when it is paused, and what the sampler raises."""
+        if self.paused:
+            raise SamplerBusyError(f"request {request.request_id}: sampling is paused, ask again")
+        drawing = asyncio.ensure_future(self._sampler.sample(request))
+        self._drawing.add(drawing)
+        try:
+            return await drawing
+        except asyncio.CancelledError:
+            asker = asyncio.current_task()
+            if asker is not None and asker.cancelling():
+                drawing.cancel()
+                raise
+            raise SamplerBusyError(f"request {request.request_id} was aborted by a pause, ask again") from None
+        finally:
+            self._drawing.discard(drawing)
+
+    async def status(self) -> Sequence[SamplerStatus]:
+        """Return what the sampler says."""
+        return await self._sampler.status()
+
+    async def pause(self, mode: PauseMode, *, timeout_s: float = 600.0) -> int:
+        """Let no request through before `resume`, and return how many are still in flight.
+
+        `drain` returns when those in flight are answered, or after `timeout_s`; `abort` gives them up, for the
+        harnesses to ask again; `keep` leaves them where they are, for an engine that holds them across the change.
+        """
+        self.paused = mode
+        if mode == "abort":
+            for drawing in self._drawing:
+                drawing.cancel()
+        if mode != "keep" and self._drawing:
+            await asyncio.wait(set(self._drawing), timeout=timeout_s)
+        return len(self._drawing)
+
+    def resume(self, weight_version: int | None = None) -> None:
+        """Let requests through; the version is what the samplers now serve, for those who ask the gateway."""
+        self.paused = ""
+        if weight_version is not None:
+            self.weight_version = weight_version
