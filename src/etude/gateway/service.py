@@ -85,6 +85,7 @@ class Gateway:
             renderer=self._renderer,
             context_length=self._context_length,
             call_timeout_s=self._call_timeout_s,
+            rules=self._rules,
         )
         return key
 
@@ -99,6 +100,13 @@ class Gateway:
             del self._closed_keys[next(iter(self._closed_keys))]
         self.turns.forget(session_id)
         return await self._by_key.pop(key).close()
+
+    def record(self, session_id: str) -> SessionRecord:
+        """Return what an open session holds so far; raise `ValueError` when none with this id is open."""
+        if session_id not in self._keys:
+            msg = f"session {session_id} is not open"
+            raise ValueError(msg)
+        return self._by_key[self._keys[session_id]].record()
 
     def _session(self, key: str) -> Session:
         if key in self._closed_keys:

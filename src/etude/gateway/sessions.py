@@ -1,6 +1,8 @@
 """One harness run: its calls, its limits, and the tree that they grow."""
 
 import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from hashlib import sha256
 from time import perf_counter
 from typing import cast
@@ -8,16 +10,19 @@ from typing import cast
 import msgspec
 
 from etude.errors import ContextOverflowError, SamplerBusyError, SamplerError, VersionUnavailableError
+from etude.config import EdgeRule
 from etude.gateway import refusals
+from etude.gateway.auxiliary import Hints
 from etude.gateway.conversation import Conversation
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.limits import Limits
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
+from etude.gateway.shown import shown_conversations
 from etude.gateway.spelling import OwnCalls
 from etude.gateway.tree import Place, SessionTree
-from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec
-from etude.types import Completion, Edge, Failure, FinishReason, SampleRequest
+from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec, ShownConversation
+from etude.types import Completion, Edge, Failure, FinishReason, Node, SampleRequest
 
 PREFIX_BREAKS = (Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
 MOST_BYTES = 64
@@ -50,6 +55,10 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """The harness says that it sent this very request before."""
     requested: dict[str, object] = {}
     """The sampling it asked for: recorded, and overridden by the session's."""
+    model: str = ""
+    """The name that it asked for, which chooses nothing."""
+    parent: str = ""
+    """The answer, or the tool call in it, for which it is made, if the harness says so."""
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +79,14 @@ class Session:
     """
 
     def __init__(
-        self, spec: SessionSpec, *, sampler: Sampler, renderer: Renderer, context_length: int, call_timeout_s: float
+        self,
+        spec: SessionSpec,
+        *,
+        sampler: Sampler,
+        renderer: Renderer,
+        context_length: int,
+        call_timeout_s: float,
+        rules: Sequence[EdgeRule] = (),
     ) -> None:
         self.spec = spec
         self._sampler = sampler
@@ -78,7 +94,8 @@ class Session:
         self._context_length = context_length
         self._call_timeout_s = call_timeout_s
         self._opened = perf_counter()
-        self._tree = SessionTree()
+        self._rules = rules
+        self._tree = SessionTree(rules)
         self._own_calls = OwnCalls()
         self._replays: Replays[Answer] = Replays(num_bytes=_num_bytes)
         self._running: set[asyncio.Task[Answer]] = set()
@@ -116,7 +133,7 @@ class Session:
         least_tokens = _least_tokens(conversation)
         if least_tokens > self._context_length:
             return least_tokens
-        place, added = self._prompt(conversation)
+        place, added = self._prompt(conversation, Hints())
         return self._tree.length(place.parent) + len(added)
 
     async def close(self) -> SessionRecord:
@@ -126,16 +143,23 @@ class Session:
             task.cancel()
         abandoned = len(self._running)
         await asyncio.gather(*self._running, return_exceptions=True)
-        shown = self._tree.longest_conversation()
+        return self.record(abandoned=abandoned)
+
+    def record(self, *, abandoned: int = 0) -> SessionRecord:
+        """Return what there is; calls in flight are not in it."""
+        nodes = self._tree.nodes
+        shown, *others = shown_conversations(self._tree, nodes) or (ShownConversation(),)
         return SessionRecord(
-            nodes=self._tree.nodes,
+            nodes=nodes,
             messages=shown.messages,
             tools=shown.tools,
+            node=shown.node,
+            others=tuple(others),
             num_calls=self._limits.calls,
             truncated=self._limits.reached,
             failure=self._fatal or next(iter(self._failures.values()), None),
             requested_sampling=tuple(self._requested),
-            metrics=self._metrics(abandoned),
+            metrics=self._metrics(nodes, abandoned),
         )
 
     async def _answer(self, call: ModelCall) -> Answer:
@@ -189,7 +213,7 @@ class Session:
         least_tokens = _least_tokens(call.conversation)
         if least_tokens > self._context_length:
             raise self._overflow(least_tokens)
-        place, added = self._prompt(call.conversation)
+        place, added = self._prompt(call.conversation, _hints(call))
         prompt_ids = (*self._tree.sequence(place.parent), *added)
         room = self._context_length - len(prompt_ids)
         if room <= 0:
@@ -213,18 +237,18 @@ class Session:
         self._requested.append(call.requested)
         return _Plan(place=place, prompt_ids=added, request=request)
 
-    def _prompt(self, conversation: Conversation) -> tuple[Place, tuple[int, ...]]:
+    def _prompt(self, conversation: Conversation, hints: Hints) -> tuple[Place, tuple[int, ...]]:
         conversation = self._own_calls.restore(conversation)
-        place = self._tree.place(conversation)
+        place = self._tree.place(conversation, hints)
         if place.prompt_ids is not None:
             return place, place.prompt_ids
         if place.parent is not None:
-            last = self._tree.nodes[place.parent].completion.token_ids[-1]
+            last = self._tree.node(place.parent).completion.token_ids[-1]
             tail = conversation.messages[place.covered :]
             extension = self._renderer.extend(tail, finished=last in self._renderer.stop_token_ids)
             if extension is not None:
                 return place, tuple(extension)
-            place = msgspec.structs.replace(place, parent=None, edge=Edge.UNEXTENDABLE, covered=0)
+            place = self._tree.unextendable(place)
         return place, tuple(self._renderer.render(self._tree.restore(conversation.messages), conversation.tools))
 
     def _attach(self, plan: _Plan, completion: Completion, *, started_s: float, seconds: float) -> Answer:
@@ -243,6 +267,7 @@ class Session:
             message,
             prompt_ids=plan.prompt_ids,
             completion=completion,
+            call_id=call_id,
             started_s=started_s,
             seconds=seconds,
         )
@@ -260,20 +285,19 @@ class Session:
         self._limits.reached = "context"
         return refusals.context_overflow(prompt_tokens, self._context_length)
 
-    def _metrics(self, abandoned: int) -> dict[str, float]:
-        nodes = self._tree.nodes
-        edges = {
-            f"gateway/prefix_breaks_{edge.value}": sum(node.edge is edge for node in nodes) for edge in PREFIX_BREAKS
-        }
+    def _metrics(self, nodes: Sequence[Node], abandoned: int) -> dict[str, float]:
+        edges = Counter(node.edge for node in nodes)
+        declared = {rule.name for rule in self._rules if rule.edge == "rewrite"}
+        breaks = sum(node.edge in PREFIX_BREAKS and node.reason not in declared for node in nodes)
         return {
             "gateway/calls": float(len(nodes)),
             "gateway/calls_abandoned": float(abandoned),
             "gateway/replays": float(self._replays.count),
-            "gateway/retries": float(sum(node.edge is Edge.RETRY for node in nodes)),
             "gateway/tokens_drawn": float(sum(len(node.completion.token_ids) for node in nodes)),
             "gateway/tool_parse_errors": float(self._parse_errors),
             "gateway/model_s": self._model_s,
-            **{name: float(count) for name, count in edges.items()},
+            "gateway/prefix_break_rate": breaks / len(nodes) if nodes else 0.0,
+            **{f"gateway/edges_{edge.value}": float(edges[edge]) for edge in Edge},
         }
 
 
@@ -281,6 +305,12 @@ def call_seed(session_seed: int, call: int) -> int:
     """Return the seed of a session's n-th call: the first 63 bits of sha256("etude call <session seed> <n>")."""
     digest = sha256(f"etude call {session_seed} {call}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _hints(call: ModelCall) -> Hints:
+    asked = (call.requested.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
+    most = next((value for value in asked if isinstance(value, int)), None)
+    return Hints(model=call.model, max_tokens=most, parent=call.parent)
 
 
 def _num_bytes(answer: Answer) -> int:

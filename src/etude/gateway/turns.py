@@ -89,8 +89,11 @@ class Turns:
 
     def _charge(self, session_id: str, began: float) -> None:
         now = self._now()
+        account = self._accounts.get(session_id)
+        if account is None:
+            return
         was_heavy = self._balance(session_id, now) > BURST_S
-        self._accounts[session_id].spent_s += now - began
+        account.spent_s += now - began
         if was_heavy:
             self._heavy_from = now + (now - began) * (1 / HEAVY_SHARE - 1)
 
