@@ -53,6 +53,7 @@ class ObjectStore(Protocol):
         ...
 
 
+@runtime_checkable
 class ErasableStore(ObjectStore, Protocol):
     """A store whose objects can be removed."""
 
@@ -78,6 +79,7 @@ class SparingReads(Protocol):
         ...
 
 
+@runtime_checkable
 class Bucket(ErasableStore, SparingReads, Protocol):
     """All that a store can do; `etude.store.opening.open_store` returns one."""
 
@@ -334,13 +336,28 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
     exact_version: int | None = None
 
 
+class ShownConversation(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation as the harness saw it, OpenAI messages, for people."""
+
+    node: int | None = None
+    """The call that gave its last answer."""
+    messages: tuple[dict[str, object], ...] = ()
+    tools: tuple[dict[str, object], ...] = ()
+
+
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a session leaves behind."""
 
     nodes: tuple[Node, ...]
     messages: tuple[dict[str, object], ...]
-    """The longest conversation as the harness saw it, OpenAI messages, for people."""
+    """The longest conversation of the main agent as the harness saw it, OpenAI messages, for people."""
     tools: tuple[dict[str, object], ...] = ()
+    node: int | None = None
+    """The call that gave the last answer of that conversation."""
+    others: tuple[ShownConversation, ...] = ()
+    """The longest conversation from each other root; the first few, when there are many."""
+    tool_names: dict[int, tuple[str, ...]] = {}
+    """The tools that each call's answer calls, by node."""
     num_calls: int = 0
     truncated: str = ""
     """The limit that ended it: `calls`, `session_tokens`, `deadline`, `context`; empty when none did."""
