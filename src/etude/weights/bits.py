@@ -52,11 +52,22 @@ def compress(data: NDArray[Any]) -> bytes:
     return _COMPRESSOR.zstd.compress(np.ascontiguousarray(data).data)
 
 
-def decompress(frame: memoryview, num_bytes: int) -> bytes:
-    """Return what a frame holds; refuse one that claims another size before anything of that size is allocated."""
+def frame_size(frame: memoryview) -> int:
+    """Return how many bytes a frame says that it holds; nothing of that size has been allocated yet."""
     try:
         claimed = zstandard.frame_content_size(frame)
-        require(claimed == num_bytes, f"a compressed part claims {claimed} bytes instead of {num_bytes}")
+    except zstandard.ZstdError as error:
+        msg = f"a compressed part is damaged ({error})"
+        raise IntegrityError(msg) from error
+    require(claimed >= 0, "a compressed part does not say how much it holds")
+    return claimed
+
+
+def decompress(frame: memoryview, num_bytes: int) -> bytes:
+    """Return what a frame holds; refuse one that claims another size before anything of that size is allocated."""
+    claimed = frame_size(frame)
+    require(claimed == num_bytes, f"a compressed part claims {claimed} bytes instead of {num_bytes}")
+    try:
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         msg = f"a compressed part of {num_bytes} bytes is damaged ({error})"

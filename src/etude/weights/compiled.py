@@ -3,27 +3,25 @@
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from etude.weights.kernels import Classes, Indices, Kernels, NumpyKernels
+from etude.weights.kernels import Indices, Kernels, NumpyKernels
+from etude.weights.lanes import LANES
 from etude.weights.loops import (
-    BLOCK,
-    NO_CLASS,
-    STRIDE,
     Bytes,
     Words,
     add_floats,
-    count_classes,
     count_exponents,
     find_changes,
-    find_ranks,
+    place_ranks,
     rank_positions,
     read_fields,
     read_unary,
     sum_quotients,
+    write_classes,
     write_fields,
     write_unary,
     write_units,
@@ -33,15 +31,13 @@ from etude.weights.ulp import Layout, Patterns
 _WORTH_COMPILING = 1 << 21
 """Elements from which on loading the compiler's work, or doing it, is paid back within a few versions."""
 _BYTES, _ROWS = "Array(uint8, 1, 'C', readonly=True)", "Array(uint8, 2, 'C', readonly=True)"
-_WORDS = "Array(uint64, 1, 'C', readonly=True)"
-_INDICES, _INDEX_ROWS = "Array(int64, 1, 'C', readonly=True)", "Array(int64, 2, 'C', readonly=True)"
+_WORDS, _INDICES = "Array(uint64, 1, 'C', readonly=True)", "Array(int64, 1, 'C', readonly=True)"
 _TILE, _OUT = "Array({element}, 1, 'C', readonly=True)", "{element}[::1]"
 _SIGNATURES: dict[Callable[..., Any], str] = {
-    find_changes: f"int64({_TILE}, {_TILE}, {_WORDS}, {_WORDS}, int64[::1], {_OUT}, {_OUT})",
+    find_changes: f"int64({_TILE}, {_TILE}, int64[::1], {_OUT}, {_OUT})",
     count_exponents: f"void({_TILE}, int64, int64, int64[::1])",
-    count_classes: f"void({_TILE}, int64, int64, int64, uint8[::1], uint8[:, ::1], int64[:, ::1])",
-    rank_positions: f"void({_WORDS}, {_ROWS}, {_INDEX_ROWS}, {_INDICES}, int64[::1])",
-    find_ranks: f"void({_WORDS}, {_ROWS}, {_INDEX_ROWS}, int64, {_INDICES}, int64[::1])",
+    rank_positions: f"void({_TILE}, int64, int64, int64, {_INDICES}, uint8[::1], int64[::1], int64[::1])",
+    place_ranks: f"boolean({_TILE}, int64, int64, int64, {_INDICES}, {_INDICES}, int64[::1], int64[::1])",
     sum_quotients: f"int64({_INDICES}, int64)",
     write_unary: f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])",
     read_unary: f"boolean({_BYTES}, {_ROWS}, int64, int64, int64[::1])",
@@ -53,47 +49,15 @@ _SIGNATURES: dict[Callable[..., Any], str] = {
 """What every loop is called with; `element` is the type of a tile's elements."""
 
 
-class NumbaClasses:
-    """One byte per element, and counts per block that say where to look."""
-
-    def __init__(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> None:
-        """See `Kernels.classes`."""
-        blocks = -(-tile.size // BLOCK)
-        self._classes = np.empty(blocks * BLOCK, np.uint8)
-        self._classes[tile.size :] = NO_CLASS
-        self._counts = np.empty((count, blocks), np.uint8)
-        self._totals = np.empty((count, -(-blocks // STRIDE) + 1), np.int64)
-        mask = (1 << layout.exponent_bits) - 1
-        _loop(count_classes, tile.dtype.name)(
-            tile, layout.mantissa_bits, mask, lowest, self._classes, self._counts, self._totals
-        )
-        self.members: Indices = self._totals[:, -1].copy()
-
-    def ranks(self, positions: Indices) -> tuple[Bytes, Indices]:
-        """See `Classes`."""
-        ranks = np.empty(positions.size, np.int64)
-        _loop(rank_positions)(self._classes.view(np.uint64), self._counts, self._totals, positions, ranks)
-        return self._classes[positions], ranks
-
-    def positions(self, which: int, ranks: Indices) -> Indices:
-        """See `Classes`."""
-        positions = np.empty(ranks.size, np.int64)
-        _loop(find_ranks)(self._classes.view(np.uint64), self._counts, self._totals, which, ranks, positions)
-        return positions
-
-
 class NumbaKernels:
     """Compiled loops; a cache on disk makes compiling them a matter of the first process."""
 
     def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:
         """See `Kernels`."""
-        whole = old.size - old.size % (8 // old.itemsize)
-        old_words, new_words = old[:whole].view(np.uint64), new[:whole].view(np.uint64)
-        spare = 2 * BLOCK
-        for room in (old.size // 16 + spare, old.size + spare):
+        for room in (old.size // 16 + 2 * LANES, old.size + LANES):
             positions = np.empty(room, np.int64)
             before, after = np.empty(room, old.dtype), np.empty(room, old.dtype)
-            count = _loop(find_changes, old.dtype.name)(old, new, old_words, new_words, positions, before, after)
+            count = _loop(find_changes, old.dtype.name)(old, new, positions, before, after)
             if count >= 0:
                 return positions[:count], before[:count], after[:count]
         raise AssertionError("more elements differ than there are")
@@ -104,9 +68,27 @@ class NumbaKernels:
         _loop(count_exponents, tile.dtype.name)(tile, every, layout.mantissa_bits, counts)
         return counts
 
-    def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
+    def ranks(
+        self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout
+    ) -> tuple[Bytes, Indices, Indices]:
         """See `Kernels`."""
-        return NumbaClasses(tile, lowest, count, layout)
+        numbers, ranks = np.empty(positions.size, np.uint8), np.empty(positions.size, np.int64)
+        members = np.empty(count, np.int64)
+        mask = (1 << layout.exponent_bits) - 1
+        loop = _loop(rank_positions, tile.dtype.name)
+        loop(tile, layout.mantissa_bits, mask, lowest, positions, numbers, ranks, members)
+        return numbers, ranks, members
+
+    def positions(
+        self, tile: Patterns, ranks: Sequence[Indices], lowest: int, layout: Layout
+    ) -> tuple[Indices, Indices] | None:
+        """See `Kernels`."""
+        starts = np.cumsum([0, *map(len, ranks)], dtype=np.int64)
+        positions, members = np.empty(starts[-1], np.int64), np.empty(len(ranks), np.int64)
+        mask = (1 << layout.exponent_bits) - 1
+        loop = _loop(place_ranks, tile.dtype.name)
+        complete = loop(tile, layout.mantissa_bits, mask, lowest, starts, np.concatenate(ranks), positions, members)
+        return (positions, members) if complete else None
 
     def quotients(self, indices: Indices, k: int) -> int:
         """See `Kernels`."""
@@ -161,7 +143,19 @@ def fastest_kernels(num_elements: int) -> Kernels:
 def _loop(function: Callable[..., Any], element: str = "") -> Callable[..., Any]:
     import numba  # noqa: PLC0415 - an extra; costs half a second that only coding large tensors need pay
 
+    _compile_parts()
     signature = _SIGNATURES[function].format(element=element)
     compiled = cast("Callable[..., Callable[..., Any]]", numba.njit([signature], cache=True, nogil=True))
     # Unwrapped: the tests put type checks around every function, which no compiler understands.
     return compiled(inspect.unwrap(function))
+
+
+@functools.cache
+def _compile_parts() -> None:
+    from numba.extending import overload  # noqa: PLC0415
+
+    from etude.weights.instructions import teach_lanes  # noqa: PLC0415 - as numba itself
+
+    teach_lanes()
+    plain = inspect.unwrap(write_classes)
+    overload(write_classes, strict=False)(lambda *_: plain)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]

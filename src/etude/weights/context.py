@@ -7,18 +7,18 @@ an exponent are therefore far more regular than positions in the tile. One class
 import struct
 
 import numpy as np
-from numpy.typing import NDArray
 
+from etude.errors import IntegrityError
 from etude.weights.bits import (
     bit_string,
     compress,
     decompress,
+    frame_size,
     join,
-    read_bit_string,
     require,
     split,
 )
-from etude.weights.kernels import Classes, Indices, Kernels
+from etude.weights.kernels import Indices, Kernels
 from etude.weights.rice import read_gaps, write_gaps
 from etude.weights.ulp import Layout, Patterns, magnitudes
 from etude.weights.values import SIGN_PARTS, TOKEN_PARTS, read_signs, read_tokens, write_signs, write_tokens
@@ -34,20 +34,7 @@ _FAR = 0.06
 _COVERED = 0.999
 _EVERY = 16
 _CLASS_HEADER = struct.Struct("<BI")
-
-
-class _OneClass:
-    """All elements, in their order."""
-
-    def __init__(self, size: int) -> None:
-        self.members: Indices = np.array([size])
-
-    def ranks(self, positions: Indices) -> tuple[NDArray[np.uint8], Indices]:
-        return np.zeros(positions.size, np.uint8), positions
-
-    def positions(self, which: int, ranks: Indices) -> Indices:
-        del which
-        return ranks
+_TOO_FEW = "more elements of an exponent changed than there are"
 
 
 def write_changes(
@@ -55,12 +42,14 @@ def write_changes(
 ) -> bytes:
     """Return what changed in a tile, given its old elements, by `count` classes."""
     top = _top_exponent(tile, layout, kernels) if count > 1 else 0
-    classes = _classes(tile, top, count, layout, kernels)
-    numbers, ranks = classes.ranks(positions)
-    members, changed = classes.members, np.bincount(numbers, minlength=count)
     if count > 1:
-        ranks, distances = _sorted(numbers, ranks, distances)
-    del classes, numbers  # as large as the tile; what follows takes memory for every change
+        numbers, ranks, members = kernels.ranks(tile, positions, top - count + 1, count, layout)
+        changed = np.bincount(numbers, minlength=count)
+        order = np.argsort(numbers, kind="stable")
+        ranks, distances = ranks[order], distances[order]
+        del numbers, order
+    else:
+        ranks, members, changed = positions, np.array([tile.size]), np.array([positions.size])
     headers, bodies = [struct.pack("<B", top)], list[bytes]()
     as_tokens = np.zeros(distances.size, np.bool_)
     begin = 0
@@ -79,11 +68,6 @@ def write_changes(
     return join([b"".join(headers), b"".join(bodies), *signs, *tokens])
 
 
-def _sorted(numbers: NDArray[np.uint8], ranks: Indices, distances: Patterns) -> tuple[Indices, Patterns]:
-    order = np.argsort(numbers, kind="stable")
-    return ranks[order], distances[order]
-
-
 def read_changes(
     tile: Patterns, blob: memoryview, *, count: int, layout: Layout, kernels: Kernels
 ) -> tuple[Indices, Patterns]:
@@ -91,30 +75,50 @@ def read_changes(
     header, bodies, *streams = split(blob, 2 + SIGN_PARTS + TOKEN_PARTS)
     require(len(header) == 1 + count * _CLASS_HEADER.size, "a header of another number of classes")
     require(header[0] < 1 << layout.exponent_bits, "an exponent that the dtype does not have")
-    classes = _classes(tile, header[0], count, layout, kernels)
-    by_form: tuple[list[Indices], list[Indices]] = ([], [])
+    ranks, bitmaps, as_tokens = _read_classes(header[1:], bodies, tile.size, kernels)
+    placed = (ranks[0], np.array([tile.size]))
+    if count > 1:
+        placed = kernels.positions(tile, ranks, header[0] - count + 1, layout)
+    if placed is None:
+        raise IntegrityError(_TOO_FEW)
+    positions, members = placed
+    for number, num_bytes in bitmaps.items():
+        require((int(members[number]) + 7) // 8 == num_bytes, "a bitmap of another size than its class")
+    far = np.repeat(as_tokens, [part.size for part in ranks])
+    num_far = int(far.sum())
+    signs = read_signs(streams[:SIGN_PARTS], far.size - num_far, layout, kernels)
+    tokens = read_tokens(streams[SIGN_PARTS:], num_far, layout, kernels)
+    return np.concatenate((positions[~far], positions[far])), np.concatenate((signs, tokens))
+
+
+def _read_classes(
+    headers: memoryview, bodies: memoryview, size: int, kernels: Kernels
+) -> tuple[list[Indices], dict[int, int], list[bool]]:
+    """Return the ranks of every class, the bytes of those that are bitmaps, and which distances are tokens.
+
+    How many members a class has is not known yet, but all classes together have as many as the tile: what the ranks so
+    far need is no longer there for later ones. So memory is bounded by the tile's size.
+    """
+    ranks, bitmaps, as_tokens = list[Indices](), dict[int, int](), list[bool]()
     begin = 0
-    for number, (mode, length) in enumerate(_CLASS_HEADER.iter_unpack(header[1:])):
-        require(begin + length <= len(bodies), "the bodies of the classes are shorter than their header says")
-        members = int(classes.members[number])
+    for number, (mode, length) in enumerate(_CLASS_HEADER.iter_unpack(headers)):
+        body = bodies[begin : begin + length]
+        begin += length
+        require(len(body) == length, "the bodies of the classes are shorter than their header says")
+        as_tokens.append(mode != _UNCHANGED and bool(mode & _TOKENS))
         if mode == _UNCHANGED:
             require(length == 0, "an unchanged class has a body")
+            ranks.append(np.zeros(0, np.int64))
             continue
-        require((mode & ~_TOKENS) in (_GAPS, _BITMAP, _COMPRESSED_BITMAP), f"mode {mode} of a class is unknown")
-        ranks = _read_positions(mode & ~_TOKENS, bodies[begin : begin + length], members, kernels)
-        require(bool(ranks.size), "a class without changes is not marked as one")
-        by_form[bool(mode & _TOKENS)].append(classes.positions(number, ranks))
-        begin += length
+        found, num_bytes = _read_ranks(mode & ~_TOKENS, body, size, kernels)
+        require(bool(found.size), "a class without changes is not marked as one")
+        size -= int(found[-1]) + 1
+        require(size >= 0, _TOO_FEW)
+        ranks.append(found)
+        if num_bytes:
+            bitmaps[number] = num_bytes
     require(begin == len(bodies), "the bodies of the classes are longer than their header says")
-    empty = np.zeros(0, np.int64)
-    near, far = (np.concatenate([empty, *found]) for found in by_form)
-    signs = read_signs(streams[:SIGN_PARTS], near.size, layout, kernels)
-    tokens = read_tokens(streams[SIGN_PARTS:], far.size, layout, kernels)
-    return np.concatenate((near, far)), np.concatenate((signs, tokens))
-
-
-def _classes(tile: Patterns, top: int, count: int, layout: Layout, kernels: Kernels) -> Classes:
-    return kernels.classes(tile, top - count + 1, count, layout) if count > 1 else _OneClass(tile.size)
+    return ranks, bitmaps, as_tokens
 
 
 def _top_exponent(tile: Patterns, layout: Layout, kernels: Kernels) -> int:
@@ -137,9 +141,12 @@ def _write_positions(ranks: Indices, members: int, kernels: Kernels) -> tuple[in
     return min(candidates, key=lambda found: len(found[1]))
 
 
-def _read_positions(mode: int, body: memoryview, members: int, kernels: Kernels) -> Indices:
+def _read_ranks(mode: int, body: memoryview, most: int, kernels: Kernels) -> tuple[Indices, int]:
+    """Return ranks below `most`, or a little above in a bitmap, and the size of the bitmap, 0 when it is none."""
     if mode == _GAPS:
-        return read_gaps(body, members, kernels)
-    if mode == _COMPRESSED_BITMAP:
-        body = memoryview(decompress(body, (members + 7) // 8))
-    return np.flatnonzero(np.unpackbits(read_bit_string(body, members), count=members))
+        return read_gaps(body, most, kernels), 0
+    require(mode in (_BITMAP, _COMPRESSED_BITMAP), f"mode {mode} of a class is unknown")
+    num_bytes = frame_size(body) if mode == _COMPRESSED_BITMAP else len(body)
+    require(num_bytes <= (most + 7) // 8, f"a bitmap of {num_bytes} bytes for at most {most} members")
+    bits = decompress(body, num_bytes) if mode == _COMPRESSED_BITMAP else body
+    return np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8))), num_bytes

@@ -1,5 +1,6 @@
 """The inner loops of the codec, in numpy. `compiled.py` has the same loops for numba; both give the same bytes."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -10,22 +11,6 @@ from etude.weights.ulp import Layout, Patterns, moved
 Indices = NDArray[np.int64]
 _CHUNK = 1 << 16
 """Elements whose bits are unpacked at a time, so that memory does not grow with the tile."""
-
-
-@runtime_checkable
-class Classes(Protocol):
-    """The elements of a tile by the exponent they have before the change."""
-
-    members: Indices
-    """Number of elements of each class."""
-
-    def ranks(self, positions: Indices) -> tuple[NDArray[np.uint8], Indices]:
-        """Return class and rank within it of the elements at ascending positions."""
-        ...
-
-    def positions(self, which: int, ranks: Indices) -> Indices:
-        """Return where the members of a class with these ascending ranks are."""
-        ...
 
 
 @runtime_checkable
@@ -40,8 +25,22 @@ class Kernels(Protocol):
         """Return how often each exponent occurs in every so many elements."""
         ...
 
-    def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
-        """Class c holds exponent `lowest` + c; the first and the last class also hold what lies beyond."""
+    def ranks(
+        self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout
+    ) -> tuple[NDArray[np.uint8], Indices, Indices]:
+        """Return class of each ascending position and rank within it, and the number of members of each class.
+
+        Class c holds the elements of exponent `lowest` + c; the first and the last class also hold what lies beyond.
+        """
+        ...
+
+    def positions(
+        self, tile: Patterns, ranks: Sequence[Indices], lowest: int, layout: Layout
+    ) -> tuple[Indices, Indices] | None:
+        """Return where the members with these ranks, ascending by class, are, and the number of members of each class.
+
+        None when a class has not as many members.
+        """
         ...
 
     def quotients(self, indices: Indices, k: int) -> int:
@@ -75,30 +74,6 @@ class Kernels(Protocol):
         ...
 
 
-class NumpyClasses:
-    """One byte per element, searched class by class."""
-
-    def __init__(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> None:
-        """See `Kernels.classes`."""
-        exponents = 1 << layout.exponent_bits
-        table = np.clip(np.arange(exponents) - lowest, 0, count - 1).astype(np.uint8)
-        self._classes = table[(tile >> layout.mantissa_bits) & (exponents - 1)]
-        self.members: Indices = np.bincount(self._classes, minlength=count)
-
-    def ranks(self, positions: Indices) -> tuple[NDArray[np.uint8], Indices]:
-        """See `Classes`."""
-        classes = self._classes[positions]
-        ranks = np.empty(positions.size, np.int64)
-        for which in np.unique(classes):
-            chosen = np.flatnonzero(classes == which)
-            ranks[chosen] = np.searchsorted(np.flatnonzero(self._classes == which), positions[chosen])
-        return classes, ranks
-
-    def positions(self, which: int, ranks: Indices) -> Indices:
-        """See `Classes`."""
-        return np.flatnonzero(self._classes == which)[ranks]
-
-
 class NumpyKernels:
     """Whole-array operations."""
 
@@ -113,9 +88,28 @@ class NumpyKernels:
         found = (tile[::every] >> layout.mantissa_bits) & (exponents - 1)
         return np.bincount(found.astype(np.int64), minlength=exponents)
 
-    def classes(self, tile: Patterns, lowest: int, count: int, layout: Layout) -> Classes:
+    def ranks(
+        self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout
+    ) -> tuple[NDArray[np.uint8], Indices, Indices]:
         """See `Kernels`."""
-        return NumpyClasses(tile, lowest, count, layout)
+        classes = _classes(tile, lowest, count, layout)
+        numbers = classes[positions]
+        ranks = np.empty(positions.size, np.int64)
+        for which in np.unique(numbers):
+            chosen = np.flatnonzero(numbers == which)
+            ranks[chosen] = np.searchsorted(np.flatnonzero(classes == which), positions[chosen])
+        return numbers, ranks, np.bincount(classes, minlength=count)
+
+    def positions(
+        self, tile: Patterns, ranks: Sequence[Indices], lowest: int, layout: Layout
+    ) -> tuple[Indices, Indices] | None:
+        """See `Kernels`."""
+        classes = _classes(tile, lowest, len(ranks), layout)
+        members = np.bincount(classes, minlength=len(ranks))
+        if any(wanted.size and wanted[-1] >= count for wanted, count in zip(ranks, members, strict=True)):
+            return None
+        found = [np.flatnonzero(classes == which)[wanted] for which, wanted in enumerate(ranks) if wanted.size]
+        return np.concatenate([np.zeros(0, np.int64), *found]), members
 
     def quotients(self, indices: Indices, k: int) -> int:
         """See `Kernels`."""
@@ -186,3 +180,9 @@ class NumpyKernels:
 
 def _gaps(indices: Indices) -> Indices:
     return np.diff(indices, prepend=-1) - 1
+
+
+def _classes(tile: Patterns, lowest: int, count: int, layout: Layout) -> NDArray[np.uint8]:
+    exponents = 1 << layout.exponent_bits
+    table = np.clip(np.arange(exponents) - lowest, 0, count - 1).astype(np.uint8)
+    return table[(tile >> layout.mantissa_bits) & (exponents - 1)]

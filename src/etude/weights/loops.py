@@ -7,24 +7,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.weights.kernels import Indices
+from etude.weights.lanes import LANES, count_ones, differing_lanes, equal_lanes, first_one, nth_one
 from etude.weights.ulp import Patterns
 
-BLOCK = 128
-"""Elements whose classes are counted together; a count fits a byte."""
-_LANES = 64
-"""Elements that are compared at once where the processor can; their count is then one instruction."""
-STRIDE = 8
-"""Blocks between two running totals."""
-_CACHED = 256
-"""Blocks whose classes stay in the nearest cache while they are counted."""
-_WORDS_COMPARED = 16
-"""Words of eight bytes that are compared together."""
+CACHED = 1 << 14
+"""Elements whose classes stay in the nearest cache while they are counted."""
+_STRETCH = 2 * LANES
+"""Elements that are counted before one looks whether anything in them is wanted."""
+_BFLOAT16_SHIFT = 7
 NO_CLASS = 255
-"""Behind the last element, so that every block is whole."""
-_ONES = np.uint64(0x0101_0101_0101_0101)
-_LOW = np.uint64(0x7F7F_7F7F_7F7F_7F7F)
-_TOPS = np.uint64(0x8080_8080_8080_8080)
-_ALL = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+"""Behind the last element, so that all lanes are filled."""
+_NEVER = np.int64(1 << 62)
 
 _ONES_OF = np.zeros((256, 8), np.int64)
 """Where the ones of a byte are, from its highest bit down."""
@@ -38,45 +31,30 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
 
-def find_changes(
-    old: Patterns,
-    new: Patterns,
-    old_words: Words,
-    new_words: Words,
-    positions: Indices,
-    before: Patterns,
-    after: Patterns,
-) -> int:
-    """Write the positions of the elements that differ, and both elements; return how many, or -1 if they do not fit.
-
-    The words are the same memory, without an incomplete word at the end. One more is written than is counted.
-    """
-    per_word = 8 // old.itemsize
-    room = positions.size - _WORDS_COMPARED * per_word
+def find_changes(old: Patterns, new: Patterns, positions: Indices, before: Patterns, after: Patterns) -> int:
+    """Write the positions of the elements that differ, and both elements; return how many, or -1 if they do not fit."""
     count = 0
-    for stretch in range(old_words.size // _WORDS_COMPARED):
-        differs = np.uint64(0)
-        for at in range(_WORDS_COMPARED):
-            differs |= old_words[stretch * _WORDS_COMPARED + at] ^ new_words[stretch * _WORDS_COMPARED + at]
-        if differs:
-            if count >= room:
+    whole = old.size - old.size % LANES
+    for begin in range(0, whole, LANES):
+        differing = differing_lanes(old, new, begin)
+        if differing:
+            if count + LANES > positions.size:
                 return -1
-            for at in range(_WORDS_COMPARED):
-                word = stretch * _WORDS_COMPARED + at
-                if old_words[word] != new_words[word]:
-                    for place in range(per_word):
-                        position = word * per_word + place
-                        positions[count] = position
-                        before[count] = old[position]
-                        after[count] = new[position]
-                        count += old[position] != new[position]
-    if count >= room:
+            while differing:
+                position = begin + first_one(differing)
+                differing &= differing - np.uint64(1)
+                positions[count] = position
+                before[count] = old[position]
+                after[count] = new[position]
+                count += 1
+    if count + LANES > positions.size:
         return -1
-    for position in range(old_words.size // _WORDS_COMPARED * _WORDS_COMPARED * per_word, old.size):
-        positions[count] = position
-        before[count] = old[position]
-        after[count] = new[position]
-        count += old[position] != new[position]
+    for position in range(whole, old.size):
+        if old[position] != new[position]:
+            positions[count] = position
+            before[count] = old[position]
+            after[count] = new[position]
+            count += 1
     return count
 
 
@@ -87,90 +65,102 @@ def count_exponents(tile: Patterns, every: int, shift: int, counts: Indices) -> 
         counts[(np.int64(tile[at]) >> shift) & mask] += 1
 
 
-def count_classes(
-    tile: Patterns, shift: int, mask: int, lowest: int, classes: Bytes, counts: Bytes, totals: Indices
-) -> None:
-    """Write the class of every element, how many each block has of every class, and how many came before a stretch."""
-    element = tile.dtype.type
-    highest = counts.shape[0] - 1
-    for begin in range(0, counts.shape[1], _CACHED):
-        # Slices start at 0: what might be a negative index is not compiled to wide instructions.
-        part = tile[begin * BLOCK : (begin + _CACHED) * BLOCK]
-        here = classes[begin * BLOCK : (begin + _CACHED) * BLOCK]
+def write_classes(part: Patterns, shift: int, mask: int, lowest: int, highest: int, classes: Bytes) -> None:
+    """Write the class of every element, and `NO_CLASS` behind the last one."""
+    element = part.dtype.type
+    exponent = element(np.int64(mask) << shift)
+    # Exponents stay where they are in the element until the end: numbers of more bits would halve the speed.
+    lower, raised = element(np.int64(max(lowest, 0)) << shift), element(np.int64(max(-lowest, 0)) << shift)
+    most = element((np.int64(highest) << shift) - raised)
+    if shift == _BFLOAT16_SHIFT:  # a shift by a number that is known compiles to wide instructions
         for at in range(part.size):
-            number = np.int16(np.int16((part[at] >> element(shift)) & element(mask)) - np.int16(lowest))
-            number = max(number, np.int16(0))
-            here[at] = np.uint8(min(number, np.int16(highest)))
-        for which in range(highest + 1):
-            wanted = np.uint8(which)
-            row = counts[which, begin : begin + _CACHED]
-            for block in range(row.size):
-                total = np.uint8(0)
-                for half in range(BLOCK // _LANES):
-                    part_total = np.uint8(0)
-                    for at in range(_LANES):
-                        part_total += np.uint8(here[block * BLOCK + half * _LANES + at] == wanted)
-                    total += part_total
-                row[block] = total
-    for which in range(highest + 1):
-        running = 0
-        for block in range(counts.shape[1]):
-            if block % STRIDE == 0:
-                totals[which, block // STRIDE] = running
-            running += counts[which, block]
-        totals[which, totals.shape[1] - 1] = running
+            above = element(max(element(part[at] & exponent), lower) - lower)
+            classes[at] = np.uint8(element(min(above, most) + raised) >> element(_BFLOAT16_SHIFT))
+    else:
+        for at in range(part.size):
+            above = element(max(element(part[at] & exponent), lower) - lower)
+            classes[at] = np.uint8(element(min(above, most) + raised) >> element(shift))
+    classes[part.size :] = np.uint8(NO_CLASS)
 
 
-def rank_positions(words: Words, counts: Bytes, totals: Indices, positions: Indices, ranks: Indices) -> None:
-    """Write the rank of every position among the elements of its class. `words` are the classes, eight to a word."""
-    for index in range(positions.size):
-        position = positions[index]
-        last = position >> 3
-        shift = np.uint64(8 * (position & 7))
-        which = (words[last] >> shift) & np.uint64(255)
-        wanted = which * _ONES
-        block = position // BLOCK
-        rank = totals[which, block // STRIDE]
-        for earlier in range(block - block % STRIDE, block):
-            rank += counts[which, earlier]
-        for at in range(block * (BLOCK // 8), last + 1):
-            other = words[at] ^ wanted
-            if at == last:  # only the bytes below the position count
-                other |= _ALL << shift
-            members = ~(((other & _LOW) + _LOW) | other | _LOW)
-            rank += np.int64(((members >> np.uint64(7)) * _ONES) >> np.uint64(56))
-        ranks[index] = rank
+def rank_positions(
+    tile: Patterns,
+    shift: int,
+    mask: int,
+    lowest: int,
+    positions: Indices,
+    numbers: Bytes,
+    ranks: Indices,
+    members: Indices,
+) -> None:
+    """Write class and rank within it of every position, and how many members each class has."""
+    classes = np.empty(CACHED, np.uint8)
+    before = np.empty((CACHED // _STRETCH, members.size), np.int64)
+    members[:] = 0
+    index = 0
+    for begin in range(0, tile.size, CACHED):
+        write_classes(tile[begin : begin + CACHED], shift, mask, lowest, members.size - 1, classes)
+        for which in range(members.size):
+            running = members[which]
+            for stretch in range(CACHED // _STRETCH):
+                before[stretch, which] = running
+                for at in range(stretch * _STRETCH, (stretch + 1) * _STRETCH, LANES):
+                    running += count_ones(equal_lanes(classes, at, np.uint8(which)))
+            members[which] = running
+        while index < positions.size and positions[index] < begin + CACHED:
+            place = positions[index] - begin
+            number = np.uint8(classes[place])
+            block = place - place % LANES
+            rank = before[place // _STRETCH, number]
+            for at in range(place - place % _STRETCH, block, LANES):
+                rank += count_ones(equal_lanes(classes, at, number))
+            earlier = (np.uint64(1) << np.uint64(place - block)) - np.uint64(1)
+            numbers[index] = number
+            ranks[index] = rank + count_ones(equal_lanes(classes, block, number) & earlier)
+            index += 1
 
 
-def find_ranks(words: Words, counts: Bytes, totals: Indices, which: int, ranks: Indices, positions: Indices) -> None:
-    """Write the position of every rank of one class; ranks ascend and are below the number of members.
+def place_ranks(
+    tile: Patterns,
+    shift: int,
+    mask: int,
+    lowest: int,
+    starts: Indices,
+    ranks: Indices,
+    positions: Indices,
+    members: Indices,
+) -> bool:
+    """Write the position of every rank, and how many members each class has; return whether there is one for each rank.
 
-    `words` are the classes, eight to a word.
+    The ranks of class c, ascending, are those from `starts[c]` to `starts[c + 1]`.
     """
-    stretch = 0
-    wanted = np.uint64(which) * _ONES
-    for index in range(ranks.size):
-        while totals[which, stretch + 1] <= ranks[index]:
-            stretch += 1
-        left = ranks[index] - totals[which, stretch]
-        block = stretch * STRIDE
-        while left >= counts[which, block]:
-            left -= counts[which, block]
-            block += 1
-        at = block * (BLOCK // 8)
-        while True:
-            other = words[at] ^ wanted
-            # The top bit of every byte that is zero, that is, of every member.
-            members = ~(((other & _LOW) + _LOW) | other | _LOW)
-            here = np.int64(((members >> np.uint64(7)) * _ONES) >> np.uint64(56))
-            if left < here:
-                break
-            left -= here
-            at += 1
-        # Byte i: the members up to it. The bytes where these are not yet enough come before the one that is wanted.
-        up_to = (members >> np.uint64(7)) * _ONES
-        before = (((np.uint64(left) * _ONES) | _TOPS) - up_to) & _TOPS
-        positions[index] = at * 8 + np.int64(((before >> np.uint64(7)) * _ONES) >> np.uint64(56))
+    classes = np.empty(CACHED, np.uint8)
+    indices = starts[:-1].copy()
+    members[:] = 0
+    for begin in range(0, tile.size, CACHED):
+        write_classes(tile[begin : begin + CACHED], shift, mask, lowest, members.size - 1, classes)
+        for which in range(members.size):
+            wanted = np.uint8(which)
+            index, end, running = indices[which], starts[which + 1], members[which]
+            rank = ranks[index] if index < end else _NEVER
+            for stretch in range(0, CACHED, _STRETCH):
+                after = running
+                for at in range(stretch, stretch + _STRETCH, LANES):
+                    after += count_ones(equal_lanes(classes, at, wanted))
+                while rank < after:
+                    at, left = stretch, rank - running
+                    lanes = equal_lanes(classes, at, wanted)
+                    while left >= count_ones(lanes):
+                        left -= count_ones(lanes)
+                        at += LANES
+                        lanes = equal_lanes(classes, at, wanted)
+                    positions[index] = begin + at + nth_one(lanes, left)
+                    index += 1
+                    rank = ranks[index] if index < end else _NEVER
+                running = after
+            indices[which] = index
+            members[which] = running
+    return bool((indices == starts[1:]).all())
 
 
 def sum_quotients(indices: Indices, k: int) -> int:

@@ -1,0 +1,96 @@
+"""The functions of `lanes` in the language of numba's compiler, which would not find these instructions by itself.
+
+Importing this needs numba.
+"""
+
+# pyright: basic
+# ruff: noqa: ANN401 - numba and llvmlite say of nothing what it is
+
+import functools
+import inspect
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic, overload
+
+from etude.weights.lanes import LANES, count_ones, differing_lanes, equal_lanes, first_one, nth_one
+
+
+@functools.cache
+def teach_lanes() -> None:
+    """Let functions that numba compiles call those above, as instructions."""
+    no_zero, one = ir.Constant(ir.IntType(1), 1), np.uint64(1)
+
+    @intrinsic
+    def equal(_typing: Any, values: Any, begin: Any, wanted: Any) -> Any:
+        del begin, wanted
+        return types.uint64(values, types.int64, types.uint8), _write_equal
+
+    @intrinsic
+    def differing(_typing: Any, old: Any, new: Any, begin: Any) -> Any:
+        del begin
+        return types.uint64(old, new, types.int64), _write_differing
+
+    @intrinsic
+    def ones(_typing: Any, bits: Any) -> Any:
+        del bits
+        return types.int64(types.uint64), lambda _context, builder, _signature, values: builder.ctpop(values[0])
+
+    @intrinsic
+    def lowest(_typing: Any, bits: Any) -> Any:
+        del bits
+        return types.int64(types.uint64), lambda _context, builder, _signature, values: builder.cttz(values[0], no_zero)
+
+    @intrinsic
+    def deposit(_typing: Any, bits: Any, mask: Any) -> Any:
+        del bits, mask
+        return types.uint64(types.uint64, types.uint64), _write_deposit
+
+    # Numba compares the names of parameters.
+    overload(equal_lanes)(lambda values, begin, wanted: lambda values, begin, wanted: equal(values, begin, wanted))  # pyright: ignore[reportCallIssue]
+    overload(differing_lanes)(lambda old, new, begin: lambda old, new, begin: differing(old, new, begin))  # pyright: ignore[reportCallIssue]
+    overload(count_ones)(lambda bits: lambda bits: ones(bits))  # pyright: ignore[reportCallIssue]
+    overload(first_one)(lambda bits: lambda bits: lowest(bits))  # pyright: ignore[reportCallIssue]
+
+    if get_host_cpu_features().get("bmi2"):
+        overload(nth_one)(
+            lambda bits, ones_before: lambda bits, ones_before: lowest(deposit(one << np.uint64(ones_before), bits))  # pyright: ignore[reportCallIssue]
+        )
+    else:
+        plain = inspect.unwrap(nth_one)
+        overload(nth_one, strict=False)(lambda *_: plain)
+
+
+def _write_deposit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+    """Write the bits into the places that the mask has, the lowest first."""
+    word = ir.IntType(64)
+    called = get_or_insert_function(builder.module, ir.FunctionType(word, [word, word]), "llvm.x86.bmi.pdep.64")
+    return builder.call(called, arguments)
+
+
+def _write_equal(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    values, begin, wanted = arguments
+    found = _load(context, builder, signature.args[0], values, begin)
+    nothing, first = ir.Constant(found.type, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    filled = builder.shuffle_vector(builder.insert_element(nothing, wanted, first), nothing, everywhere)
+    return builder.bitcast(builder.icmp_unsigned("==", found, filled), ir.IntType(LANES))
+
+
+def _write_differing(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    begin = arguments[2]
+    old, new = (_load(context, builder, signature.args[side], arguments[side], begin) for side in range(2))
+    return builder.bitcast(builder.icmp_unsigned("!=", old, new), ir.IntType(LANES))
+
+
+def _load(context: Any, builder: Any, kind: Any, array: Any, begin: Any) -> Any:
+    """Return `LANES` elements of an array, wherever in memory they begin."""
+    lanes = ir.VectorType(context.get_data_type(kind.dtype), LANES)
+    first = builder.gep(context.make_array(kind)(context, builder, array).data, [begin])
+    loaded = builder.load(builder.bitcast(first, lanes.as_pointer()))
+    loaded.align = 1
+    return loaded
