@@ -32,7 +32,8 @@ _SPARSE, _DENSE = 0.28, 0.5
 _FAR = 0.06
 """Share of distances above one step from which on tokens are shorter than signs with exceptions."""
 _COVERED = 0.999
-_EVERY = 16
+_EVERY, _SAMPLES = 16, 1 << 16
+"""Elements of which one is a sample, unless there are many samples without."""
 _CLASS_HEADER = struct.Struct("<BI")
 _TOO_FEW = "more elements of an exponent changed than there are"
 
@@ -123,7 +124,7 @@ def _read_classes(
 
 def _top_exponent(tile: Patterns, layout: Layout, kernels: Kernels) -> int:
     """Return the smallest exponent that nearly all elements of a sample do not exceed."""
-    covered = np.cumsum(kernels.exponents(tile, _EVERY, layout))
+    covered = np.cumsum(kernels.exponents(tile, max(_EVERY, tile.size // _SAMPLES), layout))
     return int(np.searchsorted(covered, _COVERED * float(covered[-1])))
 
 
