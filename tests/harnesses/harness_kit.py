@@ -265,6 +265,7 @@ class Stage:
         close_at: Callable[[Prompt], bool] = lambda _: False,
         env: Mapping[str, str] | None = None,
         instruction: str = INSTRUCTION,
+        wire_type: "type[Wire] | None" = None,
     ) -> Session:
         """Play one attempt and grade it.
 
@@ -293,7 +294,7 @@ class Stage:
             context_length=context_length,
             keep_alive_s=keep_alive_s,
         )
-        wire = Wire(gateway=gateway, cut=cut)
+        wire = (wire_type or Wire)(gateway=gateway, cut=cut)
         watched = _Watched(self._backend)
         documents: list[RolloutRecord] = []
         player = HarnessPlayer(

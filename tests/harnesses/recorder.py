@@ -1,0 +1,166 @@
+# pyright: basic
+"""Records what real harnesses ask their gateway, for tests that have none: tests/gateway/recordings.
+
+    python tests/harnesses/recorder.py
+
+plays the sessions of `claude_code_kit` and `codex_kit` anew. Of long texts that are the harness's own, such as its
+system prompt and the descriptions of its tools, a recording has the beginning and a digest only; who the machine and
+the user are is left out. Ids of calls become those that a session called `s` would have given.
+"""
+
+import asyncio
+import gzip
+import json
+import re
+import sys
+import tempfile
+from hashlib import sha256
+from pathlib import Path
+
+import aiohttp
+import claude_code_kit
+import codex_kit
+from aiohttp import web
+from harness_kit import ROOT, Wire, stage
+
+from etude.gateway.doubles import Prompt
+
+RECORDINGS = ROOT / "tests/gateway/recordings"
+SESSIONS = {
+    "claude-code-busy": (claude_code_kit, lambda: claude_code_kit.repairs(busy=True), {"cut": {4}}),
+    "claude-code-tidied": (claude_code_kit, claude_code_kit.tidied, {}),
+    "claude-code-delegates": (claude_code_kit, claude_code_kit.delegates, {}),
+    "claude-code-window": (
+        claude_code_kit,
+        lambda: claude_code_kit.fills_up(size=6000),
+        {"env": {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "112000"}},
+    ),
+    "claude-code-overflow": (claude_code_kit, lambda: claude_code_kit.fills_up(size=6000), {"context_length": 110_000}),
+    "codex-busy": (codex_kit, lambda: codex_kit.repairs(busy=True), {"cut": {3}}),
+    "codex-delegates": (codex_kit, codex_kit.delegates, {}),
+    "codex-window": (codex_kit, lambda: codex_kit.fills_up(size=6000), {"env": {"COMPACT_AT_TOKENS": "40000"}}),
+}
+
+_MOST_CHARS = 120
+_MARK_CHARS = 12
+_LEFT_OUT = frozenset(("client_metadata", "metadata", "prompt_cache_key"))
+_OWN_CALL = re.compile(r"[0-9a-f]{24}")
+
+
+class RecordingWire(Wire):
+    """A wire that keeps the requests, in the order in which they arrive."""
+
+    requests: list[dict]
+
+    async def start(self) -> None:
+        self.requests = []
+        self._http = aiohttp.ClientSession(auto_decompress=False)
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_route("*", "/{path:.*}", self._pass_on)
+        self._runner = web.AppRunner(app, access_log=None)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        _WIRES.append(self)
+
+    async def stop(self) -> None:
+        await self._http.close()
+        await self._runner.cleanup()
+
+    @property
+    def port(self) -> int:
+        return self._runner.addresses[0][1]
+
+    async def _pass_on(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        is_call = request.method == "POST"
+        number, self._num_requests = self._num_requests, self._num_requests + is_call
+        kept: dict = {"path": request.path, "body": body.decode()}
+        if is_call:
+            self.requests.append(kept)
+        headers = {name: text for name, text in request.headers.items() if name not in ("Host", "Content-Length")}
+        url = f"http://127.0.0.1:{self.gateway.port}{request.path_qs}"
+        async with self._http.request(request.method, url, data=body, headers=headers) as answer:
+            kept["status"] = answer.status
+            told = await answer.read()
+        if number in self.cut and is_call:
+            assert request.transport
+            self.num_cut += 1
+            request.transport.abort()
+        passed = {name: answer.headers[name] for name in ("Content-Type", "Retry-After") if name in answer.headers}
+        return web.Response(body=told, status=answer.status, headers=passed)
+
+
+_WIRES: list[RecordingWire] = []
+
+
+async def record(name: str) -> dict:
+    """Play a session and return its recording."""
+    kit, answers, options = SESSIONS[name]
+    drawn: list[str | None] = []
+    answer = answers()
+
+    def watched(prompt: Prompt) -> str:
+        drawn.append(None)
+        drawn[-1] = text = answer(prompt)
+        return text
+
+    with tempfile.TemporaryDirectory() as directory:
+        async with stage(kit.HARNESS, Path(directory)) as played:
+            env = {**kit.WINDOW, **options.get("env", {})}
+            session = await played.play(watched, **{**options, "env": env}, wire_type=RecordingWire)
+    assert session.trajectory.reward == 1.0, f"{name}: {session.trajectory.failure} {session.said[-2000:]}"
+    known = {_call_id(session.trajectory.session_id, n): _call_id("s", n) for n in range(len(session.trajectory.nodes))}
+    said = {line for text in drawn if text for line in _lines(text)}
+    requests = [
+        {
+            "path": request["path"],
+            "status": request["status"],
+            "body": _shortened(
+                json.loads(_OWN_CALL.sub(lambda found: known.get(found[0], found[0]), request["body"])), said
+            ),
+        }
+        for request in _WIRES[-1].requests
+    ]
+    return {
+        "harness": json.loads((Path(kit.HARNESS.files) / "harness.json").read_text()),
+        "drawn": drawn,
+        "requests": requests,
+    }
+
+
+def _call_id(session_id: str, number: int) -> str:
+    return sha256(f"{session_id}/{number}".encode()).hexdigest()[:24]
+
+
+def _lines(text: str) -> list[str]:
+    """Return what of an answer may be quoted later: its lines, and the texts in its calls."""
+    calls = re.findall(r"<tool_call>(.*?)</tool_call>", text, re.DOTALL)
+    told = [value for call in calls for value in json.loads(call)["arguments"].values() if isinstance(value, str)]
+    spoken = re.sub(r"<tool_call>.*?</tool_call>", "", text, flags=re.DOTALL)
+    return [line for piece in [spoken, *told] for line in piece.splitlines() if len(line) >= _MARK_CHARS]
+
+
+def _shortened(body: dict, said: set[str]) -> dict:
+    def walk(value):
+        if isinstance(value, dict):
+            return {name: walk(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [walk(item) for item in value]
+        if not isinstance(value, str) or len(value) <= _MOST_CHARS or any(line in value for line in said):
+            return value
+        return f"{value[:_MOST_CHARS]} [{len(value)} characters, {sha256(value.encode()).hexdigest()[:16]}]"
+
+    return {name: walk(item) for name, item in body.items() if name not in _LEFT_OUT}
+
+
+async def main() -> None:
+    for name in sys.argv[1:] or SESSIONS:
+        data = json.dumps(await record(name), indent=1).encode()
+        RECORDINGS.mkdir(exist_ok=True)
+        path = RECORDINGS / f"{name}.json.gz"
+        path.write_bytes(gzip.compress(data, mtime=0))
+        sys.stdout.write(f"{name:<24} {len(data):>9} {path.stat().st_size:>7}\n")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
