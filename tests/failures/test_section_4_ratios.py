@@ -20,8 +20,8 @@ from etude.errors import SamplerError
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.policy.files import random_policy
+from etude.policy.quantise import FP8_ROWS, dequantise, quantise
 from etude.policy.shape import PolicyShape
-from etude.policy.views import round_rows_to_e4m3
 from etude.runtime.canaries import Canaries
 from etude.runtime.journal import read_log
 from etude.runtime.probe_text import probe_text
@@ -210,7 +210,7 @@ def drift(loss):
     weights = torch.randn(16, 24, generator=generator)
     inputs = torch.randn(24, 8, generator=generator) / 24**0.5
     start = (weights @ inputs).T * 2
-    error = (round_rows_to_e4m3(weights) - weights) @ inputs
+    error = (dequantise(*quantise(weights, FP8_ROWS), FP8_ROWS) - weights) @ inputs
 
     def quantised(logits):
         return logits + 2 * error.T

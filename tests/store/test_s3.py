@@ -54,7 +54,7 @@ def call_from_threads(number: int) -> None:
 
 async def test_one_of_sixteen_first_writers_wins_every_time(real):
     call_from_threads(16)
-    for attempt in range(10):
+    for attempt in range(5):
         key = f"lock-{attempt}"
         writes = (real.put(key, b"by %d" % n, create_only=True) for n in range(16))
         results = await asyncio.gather(*writes, return_exceptions=True)

@@ -1,39 +1,118 @@
 """Precisions in which a fleet holds the same policy version."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
-View = Literal["fp32", "bf16", "fp8"]
+from etude.errors import PolicyError
+from etude.policy.quantise import (
+    FP8_BLOCKS,
+    FP8_ROWS,
+    INT4_GROUPS,
+    INT8_ROWS,
+    CodeFormat,
+    dequantise,
+    fits,
+    quantise,
+    recode,
+)
 
-E4M3_MAX = 448.0
+View = Literal["fp32", "bf16", "fp8", "fp8_block", "int8", "int4"]
+
+FORMATS: dict[View, CodeFormat] = {
+    "fp8": FP8_ROWS,
+    "fp8_block": FP8_BLOCKS,
+    "int8": INT8_ROWS,
+    "int4": INT4_GROUPS,
+}
+"""Views that hold the linear layers as codes."""
+SCALES = "_scale"
+"""What follows the name of a tensor of codes in the name of its scales."""
 
 
 def view_dtype(view: View) -> torch.dtype:
-    """Return the dtype in which a sampler of this view holds and multiplies its weights."""
+    """Return the dtype in which the embedded engine multiplies the weights of a view."""
     return torch.bfloat16 if view == "bf16" else torch.float32
 
 
+def in_view(tensors: Mapping[str, Tensor], view: View) -> dict[str, Tensor]:
+    """Return what a fleet of this view holds of a version; the same input gives the same bits everywhere.
+
+    Names are Hugging Face's. Views of codes hold the linear layers only as codes, under the layer's name, beside their
+    scales, under that name and `_scale`; embeddings, norms, biases, routers and the language-model head stay as they
+    were published, as in quantised deployments. Tensors that are in the view already stay as they are.
+    """
+    if view not in FORMATS:
+        return {name: tensor.to(view_dtype(view)) for name, tensor in tensors.items()}
+    held: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        held[name] = tensor
+        if is_coded(name, tensor, view) and name + SCALES not in tensors:
+            held[name], held[name + SCALES] = quantise(tensor, FORMATS[view])
+    return held
+
+
+def out_of_view(held: Mapping[str, Tensor], view: View) -> dict[str, Tensor]:
+    """Return the weights that a fleet of this view multiplies with, from what `in_view` returned.
+
+    Raise `PolicyError` when codes lack their scales.
+    """
+    weights: dict[str, Tensor] = {}
+    for name, tensor in held.items():
+        if name + SCALES in held:
+            weights[name] = dequantise(tensor, held[name + SCALES], FORMATS[view])
+        elif is_coded(name, tensor, view):
+            msg = f"{name} has no scales, so it is not what view {view} is made of; derive the view's chain anew"
+            raise PolicyError(msg)
+        elif name.removesuffix(SCALES) == name or name.removesuffix(SCALES) not in held:
+            weights[name] = tensor.to(view_dtype(view))
+    return weights
+
+
+class ViewRecord(NamedTuple):
+    """What it takes, beside the weights in use, to say again what is held: a fraction of a percent of it."""
+
+    view: View
+    scales: dict[str, Tensor]
+    dtypes: dict[str, torch.dtype]
+    """Of the tensors that are held as they were published."""
+
+    @classmethod
+    def of(cls, held: Mapping[str, Tensor], view: View) -> "ViewRecord":
+        """Return the record of what `in_view` returned."""
+        scales = {name + SCALES: held[name + SCALES].clone() for name in held if name + SCALES in held}
+        return cls(view, scales, {name: tensor.dtype for name, tensor in held.items() if name not in scales})
+
+    def held(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return what the weights in use stand for, which is what they came from unless they were damaged since.
+
+        Weights that codes or the published precision cannot stand for are returned as they are.
+        """
+        held: dict[str, Tensor] = dict(self.scales)
+        for name, tensor in weights.items():
+            scales = self.scales.get(name + SCALES)
+            if scales is None:
+                found = tensor.to(self.dtypes.get(name, tensor.dtype))
+                again = found.to(tensor.dtype)
+            else:
+                found = recode(tensor, scales, FORMATS[self.view])
+                again = dequantise(found, scales, FORMATS[self.view])
+            held[name] = found if _same_bits(again, tensor) else tensor
+        return held
+
+
+def is_coded(name: str, tensor: Tensor, view: View) -> bool:
+    """Return whether a view holds the published tensor of this name as codes."""
+    return view in FORMATS and name.endswith("_proj.weight") and fits(tensor, FORMATS[view])
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Unlike `torch.equal`, this holds for a NaN and itself."""
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
 def to_view(name: str, tensor: Tensor, view: View) -> Tensor:
-    """Return a version's tensor as a fleet of this view holds it; the same input gives the same bits everywhere.
-
-    `name` is the Hugging Face name: `fp8` rounds the linear layers only, and leaves embeddings, norms, biases, routers
-    and the language-model head as they are, as quantised deployments do.
-    """
-    if view == "fp8" and name.endswith("_proj.weight"):
-        return round_rows_to_e4m3(tensor.float())
-    return tensor.to(view_dtype(view))
-
-
-def round_rows_to_e4m3(weights: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
-    """Return the nearest values that float8_e4m3 can hold with one fp32 scale per row.
-
-    A row's largest magnitude becomes 448, the largest e4m3 number: no value saturates. A scale is never subnormal, for
-    such a one may round to 0.
-    """
-    largest = weights.abs().amax(dim=1, keepdim=True)
-    scale = (largest / E4M3_MAX).clamp(min=torch.finfo(torch.float32).tiny)
-    codes = (weights / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
-    return codes.float() * scale
+    """Return one version's tensor as a fleet of this view multiplies with it."""
+    return out_of_view(in_view({name: tensor}, view), view)[name]

@@ -10,8 +10,8 @@ import msgspec
 
 from etude.errors import SamplerBusyError, SampleRequestError, SamplerError, StoreError
 from etude.interfaces import Ledger, StagedWeights, WeightSource
-from etude.policy.digest import view_digest
-from etude.policy.views import View
+from etude.policy.digest import held_digest
+from etude.policy.views import View, in_view
 from etude.sampling.decode_loop import DecodeLoop, Held
 from etude.sampling.engine import Commit, Engine, Forced
 from etude.telemetry.doubles import NO_LEDGER
@@ -227,7 +227,8 @@ class EngineSampler:
             await asyncio.wait(late, timeout=timeout_s)
 
     def _prepare(self, weights: StagedWeights) -> tuple[Commit, str]:
-        return self._engine.stage(weights.tensors), view_digest(weights.tensors, self._view)
+        held = in_view(weights.tensors, self._view)
+        return self._engine.stage(held), held_digest(held)
 
     def _open(self, request: SampleRequest) -> _Entry:
         _check(request)

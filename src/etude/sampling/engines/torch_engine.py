@@ -12,7 +12,7 @@ from etude.errors import ContextOverflowError, PolicyError, SampleRequestError, 
 from etude.policy.decoder import Decoder
 from etude.policy.digest import held_digest
 from etude.policy.shape import PolicyShape
-from etude.policy.views import View, to_view, view_dtype
+from etude.policy.views import View, ViewRecord, in_view, out_of_view, view_dtype
 from etude.sampling.engine import Answer, Commit, Forced
 from etude.sampling.engines.torch_cache import Parked, PrefixCache, SlotCache
 from etude.sampling.engines.torch_draw import Draw, Rules, draw, uniforms
@@ -69,6 +69,7 @@ class TorchEngine:
         """Admitted, prompt not computed. Only the first can be part done; its slot is then the one after the rows."""
         self._salt = 0
         self._forward = CachedForward(self._decoder, self._cache)
+        self._view_record = ViewRecord(view, {}, {})
         self.stage(tensors)()
 
     @property
@@ -128,41 +129,40 @@ class TorchEngine:
         return None
 
     def stage(self, tensors: Mapping[str, Tensor]) -> Commit:
-        """Prepare weights in the engine's view; the result copies them in place between two steps.
+        """Prepare weights, published or in the engine's view; the result copies them in place between two steps.
 
         Raises:
             PolicyError: A tensor is missing, unknown or of another shape.
         """
+        held = in_view(tensors, self._view)
+        weights = out_of_view(held, self._view)
         wrong = [
-            name for name, target in self._targets.items() if getattr(tensors.get(name), "shape", None) != target.shape
+            name for name, target in self._targets.items() if getattr(weights.get(name), "shape", None) != target.shape
         ]
-        wrong += [name for name in tensors if name not in self._targets]
+        wrong += [name for name in weights if name not in self._targets]
         if wrong:
             raise PolicyError(
                 f"weights do not fit the policy: {len(wrong)} tensors are missing, unknown or of another "
                 f"shape, such as {wrong[0]}"
             )
-        staged = {name: self._copy(name, tensor.detach()) for name, tensor in tensors.items()}
+        staged = {name: _owned(weight, tensors[name]) for name, weight in weights.items()}
+        record = ViewRecord.of(held, self._view)
 
         def commit() -> Mapping[str, int]:
             with torch.inference_mode():
                 for name, tensor in staged.items():
                     self._targets[name].copy_(tensor)
                 self._forward.refresh()
+            self._view_record = record
             self._salt += 1
             self._prefixes.clear()
             return {row.request.request_id: len(row.token_ids) for row in itertools.chain(self._rows, self._filling)}
 
         return commit
 
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the view's tensor in memory of its own: whoever staged it may change theirs before the commit."""
-        seen = to_view(name, tensor, self._view)
-        return seen.clone() if seen.data_ptr() == tensor.data_ptr() else seen
-
     def held_digest(self) -> str:
-        """Return the digest of the weights in the memory that the next step multiplies with."""
-        return held_digest(self._decoder.hf_tensors())
+        """Return the digest of the weights in the memory that the next step multiplies with, as their view has them."""
+        return held_digest(self._view_record.held(self._decoder.hf_tensors()))
 
     def _prefill(self) -> None:
         budget, slot, chunks = self._prefill_tokens, len(self._rows), list[Chunk]()
@@ -272,3 +272,8 @@ class TorchEngine:
         if self._filling and self._filling[0].salt >= 0:
             self._cache.move(last + 1, last, self._filling[0].filled)
         return answer
+
+
+def _owned(weight: Tensor, source: Tensor) -> Tensor:
+    """Return a weight in memory of its own: whoever staged its source may change that before the commit."""
+    return weight.detach().clone() if weight.data_ptr() == source.data_ptr() else weight.detach()
