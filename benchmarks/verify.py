@@ -44,7 +44,6 @@ from etude.telemetry.events import (
     ServiceEnded,
     ServiceStarted,
 )
-from etude.weights.chain import manifest_key
 from etude.weights.publisher import open_publisher
 
 LINEAGE, CALLS, TOKENS, BATCH = "0001-aaaaaaaa", 10, 64, 40
@@ -119,12 +118,16 @@ def rollouts(choice: random.Random) -> Iterator[tuple[list[Event], list[Event]]]
         number += 1
 
 
-async def publish(store: FileStore) -> tuple[str, str]:
-    """Publish a version, and return digests of its weights and its manifest."""
-    publisher = await open_publisher(store, lineage=LINEAGE)
-    manifest = await publisher.publish(version=0, step=0, tensors={"a.weight": torch.zeros(8, 8)})
-    data = await store.get(manifest_key(LINEAGE, 0))
-    return manifest.digest, hashlib.sha256(data).hexdigest()
+async def publish(store: FileStore) -> Published:
+    """Publish a version, and return the fact about it."""
+    told: list[Published] = []
+
+    async def announce(published: Published) -> None:
+        told.append(published)
+
+    publisher = await open_publisher(store, lineage=LINEAGE, announce=announce)
+    await publisher.publish(version=0, step=0, tensors={"a.weight": torch.zeros(8, 8)})
+    return told[0]
 
 
 async def write_ledger(root: Path, megabytes: float) -> int:
@@ -135,11 +138,11 @@ async def write_ledger(root: Path, megabytes: float) -> int:
     samplers = [Writer(root, f"local-{index}", run_id) for index in range(2)]
     services = [trainer, *samplers]
     controller.record(*(ServiceStarted(service=one.service, writer=one.name, pid=1) for one in services))
-    digest, manifest = await publish(store)
+    published = await publish(store)
     controller.record(LineageOpened(lineage=LINEAGE, version=0))
-    trainer.record(Published(lineage=LINEAGE, version=0, digest=digest, manifest=manifest))
+    trainer.record(published)
     for sampler in samplers:
-        sampler.record(Applied(lineage=LINEAGE, version=0, digest=digest, held=digest, view="fp32"))
+        sampler.record(Applied(lineage=LINEAGE, version=0, digest=published.digest, held=published.digest, view="fp32"))
     for number, (told, drawn) in enumerate(rollouts(random.Random(0))):
         controller.record(*told[:2])
         samplers[number % 2].record(*drawn)

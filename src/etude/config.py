@@ -3,6 +3,7 @@
 Pure data: `problems` explains a mistake in it; files, overrides and provenance live in `runtime.settings`.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
@@ -95,12 +96,13 @@ class TasksSection(Section):
     """Directory whose subdirectories are the training tasks."""
     heldout: str = ""
     """Directory whose subdirectories are the held-out tasks."""
-    family: Literal["", "pyfix"] = ""
-    """Generate the tasks into the run directory instead of reading them."""
+    family: Literal["", "pyfix", "longread"] = ""
+    """Generate the tasks into the run directory instead of reading them: `pyfix` has small Python modules to repair,
+    `longread` texts of several times the context, for `harness.compaction`."""
     num_train: PositiveInt = 300
     """Training tasks that a family generates."""
     num_heldout: PositiveInt = 60
-    """Held-out tasks that a family generates; no module text is shared with a training task."""
+    """Held-out tasks that a family generates; what is asked for is shared with no training task."""
 
 
 class EnvironmentSection(Section):
@@ -122,6 +124,46 @@ class CompactionSection(Section):
     summary and begin anew with it; 0 is never. Leave room in the context for a tool's result and a summary."""
 
 
+class EdgeRule(Section):
+    """What some calls of a harness are, where their messages do not tell. All conditions that are given must hold."""
+
+    name: Annotated[str, Field(pattern="^[a-z0-9_]{1,40}$")]
+    """The reason that the calls get."""
+    edge: Literal["auxiliary", "compaction", "subagent_call", "rewrite", "root"]
+    """What they are. `auxiliary` is never trained on; `root` is a conversation of its own, which is."""
+    system: str = ""
+    """Regular expression that is found in the system prompt."""
+    first_user: str = ""
+    """Regular expression that is found in the first message of the user."""
+    last_user: str = ""
+    """Regular expression that is found in the last message of the user, of calls that go on from another one too."""
+    anywhere: str = ""
+    """Regular expression that is found in any message."""
+    max_tokens: PositiveInt | None = None
+    """It asks for so many tokens at most, and for fewer than the session's main conversation."""
+    no_tools: bool = False
+    """It offers no tools, while the main conversation does."""
+    other_model: bool = False
+    """It names another model than the main conversation."""
+    single: bool = False
+    """It is one question and one answer, with which nothing goes on."""
+
+    @model_validator(mode="after")
+    def _can_hold(self) -> "EdgeRule":
+        """Refuse what is no regular expression, and what cannot be known when the call is made."""
+        for pattern in (self.system, self.first_user, self.last_user, self.anywhere):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                msg = f"harness.rules: {pattern!r} of rule {self.name!r} is no regular expression: {error}"
+                raise ValueError(msg) from error
+        compares = self.max_tokens is not None or self.no_tools or self.other_model or self.single
+        if compares and self.edge not in ("auxiliary", "root"):
+            msg = f"harness.rules: rule {self.name!r} may only look at messages, since its edge is {self.edge!r}"
+            raise ValueError(msg)
+        return self
+
+
 class HarnessSection(Section):
     """The agent program. It is given the address of a model and a key, and knows nothing of training."""
 
@@ -137,6 +179,8 @@ class HarnessSection(Section):
     """Drawn tokens per session, all calls together."""
     compaction: CompactionSection = CompactionSection()
     """Conversations longer than the model's context."""
+    rules: tuple[EdgeRule, ...] = ()
+    """What calls of this harness are, before the built-in rules are asked; the first rule that holds counts."""
 
 
 class SamplingSection(Section):
@@ -159,8 +203,10 @@ class PoolSection(Section):
     """How metrics and logs call the pool."""
     engine: Literal["torch"] = "torch"
     """Decoding loop; `torch` is built in."""
-    view: Literal["fp32", "bf16", "fp8"] = "fp32"
-    """Precision in which the pool holds a version; `fp8` rounds each weight row to float8_e4m3 with a scale per row."""
+    view: Literal["fp32", "bf16", "fp8", "fp8_block", "int8", "int4"] = "fp32"
+    """Precision in which the pool holds a version: `fp32` or `bf16`, or codes with scales for the linear layers, which
+    are float8_e4m3 with a scale per row (`fp8`) or per 128 by 128 block (`fp8_block`), `int8` per row, or `int4` per 32
+    neighbours in a row."""
     replicas: PositiveInt = 1
     """Sampler processes."""
     max_batch: PositiveInt = 32
@@ -169,7 +215,7 @@ class PoolSection(Section):
     """CPU threads of each process."""
     probe_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
     """Mean difference to the trainer's log-probabilities, in nats, beyond which a sampler may not serve; 0 takes the
-    view's own: 1e-4 for `fp32`, 0.1 for `bf16`, 0.4 for `fp8`."""
+    view's own: 1e-4 for `fp32`, 0.1 for `bf16` and `int8`, 0.4 for `fp8` and `fp8_block`, 1 for `int4`."""
 
 
 class RolloutSection(Section):
@@ -265,7 +311,7 @@ class SftSection(OptimizerSection):
     demonstrations: PositiveInt = 200
     """Scripted sessions to train on."""
     good_share: Fraction = 0.4
-    """Share of demonstrations that repair the module; the others make a typical mistake."""
+    """Share of demonstrations that do the task well; the others make a typical mistake."""
     epochs: PositiveInt = 2
     """Times that each is trained on."""
     batch_tokens: PositiveInt = 4096
@@ -286,8 +332,14 @@ class WeightsSection(Section):
 
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the published policy version; views are derived from it."""
-    anchor_every: PositiveInt = 16
-    """Versions between full copies; the others are differences."""
+    anchor_share: PositiveFloat = 0.5
+    """A full copy is added once the differences since the last one have this share of its bytes."""
+    skips: tuple[Annotated[int, Field(ge=2)], ...] = (8, 64)
+    """Every so many versions, a difference over as many is added, for readers that are behind."""
+    encoders: PositiveInt = 1
+    """Threads that encode a version."""
+    uploads: PositiveInt = 4
+    """Objects of a version that are stored at a time."""
     difference: Literal["rice_ulp", "exp_ctx"] = "rice_ulp"
     """How a difference is coded: `exp_ctx` is up to half the size, for readers far away, and several times slower."""
     poll_s: PositiveFloat = 0.2

@@ -23,6 +23,7 @@ The tree::
     │   └── SamplerBusyError          its queue is full (HTTP 429)
     └── RunError               the run cannot go on: exit code 1
         ├── NoSignalError      every reward of the run is the same
+        ├── FencedError        another trainer took the run over: this one has to end
         └── TrainerLostError   the trainer is gone; another one can be brought to where it was
 
 A message says what happened, where, and what to do next.
@@ -105,6 +106,10 @@ class RunError(EtudeError):
 
 class NoSignalError(RunError):
     """All rewards are equal, so there is nothing to learn from."""
+
+
+class FencedError(RunError):
+    """Another trainer took the run over, so nothing that this one makes can be published: it has to end."""
 
 
 class TrainerLostError(RunError):

@@ -269,7 +269,7 @@ async def test_a_run_is_resumed_from_what_its_transport_keeps(transport, tmp_pat
     async with open_journal(first) as (journal, _):
         for number in range(3):
             journal.record(Admitted(ticket=number, task=f"t{number}", version=0))
-        publisher = await open_publisher(first.store, lineage="l", anchor_every=2)
+        publisher = await open_publisher(first.store, lineage="l", anchor_share=1.0)
         for version in range(4):
             await publisher.publish(version=version, step=version, tensors=tensors(version))
         await Kept(0).write(first.store, journal)

@@ -45,7 +45,7 @@ class Hoarding(FakeEngine):
 async def grown_over(engine, directory) -> int:
     """Return by how many bytes this process grows while a sampler follows 200 versions of a run."""
     store = FileStore(directory)
-    publisher = await open_publisher(store, lineage="l", anchor_every=20)
+    publisher = await open_publisher(store, lineage="l")
     follower = Follower(store, clock=ManualClock())
     weights = torch.zeros(TENSOR)
     before = 0

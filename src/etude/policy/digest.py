@@ -5,16 +5,22 @@ from collections.abc import Mapping
 
 import msgspec
 import torch
-import xxhash
 from torch import Tensor
 
-from etude.policy.views import View, to_view
+from etude.policy.sum_hash import sums_of
+from etude.policy.views import View, in_view
 
-_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 def held_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the sha256 over all tensors' names, dtypes, shapes and the xxh3-128 of their bytes.
+    """Return the sha256 over all tensors' names, dtypes, shapes and the sum hash of their bytes.
 
     For weights in the published dtype it is the digest of their version's manifest.
     """
@@ -26,9 +32,9 @@ def held_digest(tensors: Mapping[str, Tensor]) -> str:
 
 def view_digest(tensors: Mapping[str, Tensor], view: View) -> str:
     """Return what `held_digest` of an engine must be that holds these published weights in a view."""
-    return held_digest({name: to_view(name, tensor, view) for name, tensor in tensors.items()})
+    return held_digest(in_view(tensors, view))
 
 
 def _bytes_digest(tensor: Tensor) -> str:
     data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return xxhash.xxh3_128_hexdigest(data.data)
+    return sums_of(data, width=tensor.element_size()).hex()

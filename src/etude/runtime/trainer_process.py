@@ -79,8 +79,11 @@ def _publisher(run: RunDirectory, config: RunConfig, ledger: Ledger) -> Backgrou
         run.store,
         announce=announce,
         dtype=weights.dtype,
-        anchor_every=weights.anchor_every,
+        anchor_share=weights.anchor_share,
+        skips=weights.skips,
         difference=weights.difference,
+        encoders=weights.encoders,
+        uploads=weights.uploads,
     )
     return BackgroundPublisher(line=line)
 

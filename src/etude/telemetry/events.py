@@ -278,6 +278,12 @@ class Published(Event, frozen=True, tag="published"):
     digest: str
     manifest: str
     """sha256 of the manifest."""
+    base: int | None = None
+    """Version that the manifest's differences apply to. A version may have several manifests: each is told of."""
+    epoch: int = 0
+    """Of the publisher."""
+    routes: str = ""
+    """sha256 of the page of routes that names the manifest."""
     num_bytes: int = 0
     """Objects written for it."""
 

@@ -49,7 +49,7 @@ class WeightPublisher(Protocol):
         """Wait until the version under way is published; raise what went wrong with it."""
         ...
 
-    def is_head(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> bool:
+    def is_head(self, *, version: int, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the head names this version with exactly these bytes."""
         ...
 
@@ -174,7 +174,7 @@ class TrainerService:
 
     def _is_head(self) -> Compared:
         trainer = self._trainer
-        same = self._publisher.is_head(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
+        same = self._publisher.is_head(version=trainer.version, tensors=trainer.tensors())
         return Compared(is_head=same)
 
     def _settle(self, asked: PublishRequest) -> Settled:

@@ -42,11 +42,11 @@ class BackgroundPublisher:
         copies = publisher.snapshot(tensors)
         self._running = (version, self._thread.submit(self._publish, publisher, version, step, copies))
 
-    def is_head(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> bool:
+    def is_head(self, *, version: int, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the head names this version with exactly these bytes."""
         self.join()
         assert self._line is not None
-        return asyncio.run(self._line.is_head(version=version, step=step, tensors=tensors))
+        return asyncio.run(self._line.is_head(version=version, tensors=tensors))
 
     def settle(self, *, version: int, step: int, tensors: Mapping[str, Tensor], fork: str = "") -> tuple[Head, str]:
         """Publish these weights where the run goes on (see `Line.go_on`), and later versions after them.

@@ -5,18 +5,26 @@ from collections.abc import Iterable
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-from etude.types import TensorEntry
+from etude.policy.sum_hash import Sums, sums_of, sums_of_runs
+from etude.types import Box, TensorEntry
+from etude.weights.boxes import runs
+from etude.weights.ulp import LAYOUTS
 
 
-def tensor_digest(data: NDArray[np.uint8]) -> str:
-    """Return the xxh3-128 of a tensor's bytes: fast, and enough against accidents once objects carry a sha256."""
-    return xxhash.xxh3_128_hexdigest(data.data)
+def tensor_digest(data: NDArray[np.uint8], dtype: str) -> str:
+    """Return the digest of a whole tensor's bytes: the sum over those of its boxes, however it is divided."""
+    return sums_of(data, width=LAYOUTS[dtype].width).hex()
 
 
-def object_name(data: bytes) -> str:
+def box_sums(data: NDArray[np.uint8], *, dtype: str, shape: tuple[int, ...], box: Box) -> Sums:
+    """Return what a box, given as its bytes in row-major order, adds to the digest of its tensor."""
+    begins, run = runs(box, shape)
+    return sums_of_runs(data, width=LAYOUTS[dtype].width, begins=begins, run=run)
+
+
+def object_name(data: bytes | memoryview) -> str:
     """Return the sha256 of an object: what it is stored under and checked against."""
     return hashlib.sha256(data).hexdigest()
 

@@ -1,45 +1,30 @@
-"""Policy versions into the store: objects, then the manifest, then the head."""
+"""Policy versions into the store, from a trainer of one rank."""
 
 import asyncio
-import hashlib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import msgspec
 import torch
 from torch import Tensor
 
-from etude.errors import ObjectExistsError, StoreError, VersionTakenError
 from etude.interfaces import ObjectStore
-from etude.telemetry.events import Published
-from etude.types import Head, Manifest
-from etude.weights.chain import (
-    HEAD_KEY,
-    MAX_MANIFEST_BYTES,
-    check_lineage,
-    manifest_key,
-    object_key,
-    parse_manifest,
-)
+from etude.types import Head, Manifest, PageName, VersionName
+from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
-from etude.weights.digest import tensor_digest
-from etude.weights.packing import pack
-from etude.weights.reader import MAX_VERSION_BYTES, LoadedVersion, load_head, read_head
+from etude.weights.commits import Announce, Committer, tell_nobody
+from etude.weights.digest import version_digest
+from etude.weights.fencing import claim
+from etude.weights.packing import slices
+from etude.weights.ranks import RankWriter, Snapshot, entries_of, snapshot_of
+from etude.weights.reader import load_head, read_manifest, read_routes
+from etude.weights.skips import Skips
 from etude.weights.tensors import FlatTensor, snapshot
 
 PublishedDtype = Literal["float32", "bfloat16"]
 
 _TORCH_DTYPES: dict[PublishedDtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_SWAP_ATTEMPTS = 5
-
-Announce = Callable[[Published], Awaitable[None]]
-"""Hears of a version when everything but the head is written; the head moves when it returns."""
-
-
-async def _tell_nobody(_published: Published) -> None:
-    return
 
 
 def new_lineage(head: Head | None) -> str:
@@ -48,43 +33,51 @@ def new_lineage(head: Head | None) -> str:
     return f"{int(counted[0]) + 1 if counted else 1:04d}-{secrets.token_hex(4)}"
 
 
+def copies(tensors: Mapping[str, Tensor], dtype: PublishedDtype) -> dict[str, FlatTensor]:
+    """Return copies in the published dtype, which the next optimizer step does not touch."""
+    return snapshot(tensors, dtype=_TORCH_DTYPES[dtype])
+
+
 class Publisher:
-    """The one writer of a lineage.
+    """The one writer of a chain, until another one takes over.
 
     What it knows of the published state moves on only when the head has moved, so `publish` may be called again after
-    any error, with the same arguments. Two publishers on one run cannot both win: the loser gets a `StoreError`.
+    any error, with the same arguments; what is stored by then is not uploaded again.
     """
 
     def __init__(
         self,
-        store: ObjectStore,
+        committer: Committer,
+        writer: RankWriter,
         *,
-        lineage: str,
+        store: ObjectStore,
+        keys: ChainKeys,
         dtype: PublishedDtype,
-        anchor_every: int,
-        head: Head | None,
-        published: LoadedVersion | None,
-        announce: Announce = _tell_nobody,
-        difference: Difference = RICE_ULP,
+        skips: Skips,
     ) -> None:
-        """Go on from a head and, if it is of this lineage, the weights it names; `open_publisher` reads both."""
-        self.lineage = check_lineage(lineage)
+        """Use `open_publisher`."""
+        self._committer = committer
+        self._writer = writer
         self._store = store
-        self._dtype = _TORCH_DTYPES[dtype]
-        self._anchor_every = anchor_every
-        self._head = head
-        self._published = published
-        self._announce = announce
-        self._difference: Difference = difference
+        self._keys = keys
+        self._dtype: PublishedDtype = dtype
+        self._skips = skips
+        self._published: tuple[VersionName, Snapshot] | None = None
+        self._manifest: Manifest | None = None
+
+    @property
+    def lineage(self) -> str:
+        """What it publishes into."""
+        return self._committer.lineage
 
     @property
     def head(self) -> Head | None:
         """The head as this publisher last read or wrote it."""
-        return self._head
+        return self._committer.head
 
     def snapshot(self, tensors: Mapping[str, Tensor]) -> dict[str, FlatTensor]:
         """Return copies in the published dtype, which the next optimizer step does not touch."""
-        return snapshot(tensors, dtype=self._dtype)
+        return copies(tensors, self._dtype)
 
     async def publish(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> Manifest:
         """Publish the weights of a version that is newer than every published one.
@@ -93,86 +86,68 @@ class Publisher:
 
         Raises:
             VersionTakenError: The version exists with other bytes or is older than the head.
-            StoreError: Another publisher moved the head, or the store failed; only then does repeating the call help.
+            FencedError: Another publisher took over: this one has to end.
+            StoreError: The store failed; only then does repeating the call help.
         """
         return await self.publish_snapshot(version=version, step=step, tensors=self.snapshot(tensors))
 
     async def publish_snapshot(self, *, version: int, step: int, tensors: Mapping[str, FlatTensor]) -> Manifest:
         """As `publish`, for weights that `snapshot` copied earlier."""
-        published = self._published
-        if published and version < published.version:
-            msg = f"version {version} is older than {published.version}, which is published; start a new lineage"
-            raise VersionTakenError(msg)
-        if published and version == published.version:
-            return await self._published_before(published, tensors)
-        is_anchor = self._head is None or version - self._head.anchor >= self._anchor_every
-        base = None if is_anchor else published
-        manifest, objects = await asyncio.to_thread(
-            pack, tensors, lineage=self.lineage, version=version, step=step, base=base, difference=self._difference
-        )
-        encoded = await self._write(manifest, objects)
-        await self._announce(
-            Published(
-                lineage=self.lineage,
-                version=version,
-                digest=manifest.digest,
-                manifest=hashlib.sha256(encoded).hexdigest(),
-                num_bytes=sum(map(len, objects.values())),
-            )
-        )
-        await self._move_head(manifest)
-        self._published = LoadedVersion(
-            lineage=self.lineage, version=version, digest=manifest.digest, step=step, tensors=dict(tensors)
-        )
+        committer = self._committer
+        committer.check(version)
+        new = slices(tensors)
+        head = committer.published
+        if head is not None and head.version == version:
+            manifest = await self._published_before(head, await asyncio.to_thread(snapshot_of, new))
+        else:
+            name, base = await self._base()
+            share = await self._writer.write(new, base)
+            manifest = await committer.commit([share], version=version, step=step, base=name)
+            self._stands_at(manifest, snapshot_of(new, share))
+        await self._add_routes(manifest)
         return manifest
 
-    async def _write(self, manifest: Manifest, objects: Mapping[str, bytes]) -> bytes:
-        """Put the objects and then the manifest, whose bytes are returned."""
-        key = manifest_key(self.lineage, manifest.version)
-        encoded = msgspec.json.encode(manifest)
-        # A version that readers would refuse must not become the head.
-        parse_manifest(encoded, lineage=self.lineage, version=manifest.version, max_bytes=MAX_VERSION_BYTES)
-        for name, data in objects.items():
-            # Not create-only: a store may hold half of an earlier attempt, and this name admits only these bytes.
-            await self._store.put(object_key(self.lineage, name), data)
-        try:
-            await self._store.put(key, encoded, create_only=True)
-        except ObjectExistsError:
-            if await self._store.get(key, max_bytes=MAX_MANIFEST_BYTES) != encoded:
-                msg = f"{key} exists with other bytes: a version is never made twice; start a new lineage"
-                raise VersionTakenError(msg) from None
-        return encoded
+    async def _base(self) -> tuple[VersionName | None, Snapshot | None]:
+        """Return what the head names, which a publisher that goes on has to fetch."""
+        head = self._committer.published
+        if head is None:
+            return None, None
+        if self._published is None or self._published[0].version != head.version:
+            loaded = await load_head(self._store, head, keys=self._keys)
+            name = VersionName(lineage=head.lineage, version=head.version, digest=head.digest)
+            self._published = name, await asyncio.to_thread(snapshot_of, slices(loaded.tensors))
+        return self._published
 
-    async def _move_head(self, manifest: Manifest) -> None:
-        anchor = manifest.version if manifest.base is None or self._head is None else self._head.anchor
-        head = Head(lineage=self.lineage, version=manifest.version, digest=manifest.digest, anchor=anchor)
-        data = msgspec.json.encode(head)
-        expected = msgspec.json.encode(self._head) if self._head else None
-        for _ in range(_SWAP_ATTEMPTS):
-            swapped = await self._store.compare_and_swap(HEAD_KEY, data, expected=expected)
-            # A store may refuse a swap that it carried out, or one that nothing stood in the way of.
-            current = head if swapped else await read_head(self._store)
-            if current == head:
-                self._head = head
-                return
-            if current != self._head:
-                break
-        msg = (
-            f"{HEAD_KEY} was moved by another trainer while version {manifest.version} was published; "
-            f"only one may train into a run: end this one"
-        )
-        raise StoreError(msg)
+    async def _published_before(self, head: Head, held: Snapshot) -> Manifest:
+        """Return the manifest of the head, whose bytes these have to be."""
+        self._committer.check(head.version, version_digest(entries_of(held)))
+        if self._manifest is None or self._manifest.version != head.version:
+            page = PageName(head.lineage, head.routes)
+            routes = await read_routes(self._store, page, lineage=head.lineage, since=head.version, keys=self._keys)
+            route = next(route for route in routes if route.version == head.version)
+            self._stands_at(await read_manifest(self._store, head.lineage, route, keys=self._keys), held)
+        assert self._manifest is not None
+        return self._manifest
 
-    async def _published_before(self, published: LoadedVersion, tensors: Mapping[str, FlatTensor]) -> Manifest:
-        """Return the manifest of the newest version, whose bytes these must be."""
-        version = published.version
-        data = await self._store.get(manifest_key(self.lineage, version), max_bytes=MAX_MANIFEST_BYTES)
-        manifest = parse_manifest(data, lineage=self.lineage, version=version, max_bytes=MAX_VERSION_BYTES)
-        known = {entry.name: (entry.dtype, entry.shape, entry.digest) for entry in manifest.tensors}
-        if known != {name: (flat.dtype, flat.shape, tensor_digest(flat.data)) for name, flat in tensors.items()}:
-            msg = f"version {version} is published with other bytes; start a new lineage"
-            raise VersionTakenError(msg)
-        return manifest
+    def _stands_at(self, manifest: Manifest, held: Snapshot) -> None:
+        self._manifest = manifest
+        name = VersionName(lineage=manifest.lineage, version=manifest.version, digest=manifest.digest)
+        self._published = name, held
+
+    async def _add_routes(self, manifest: Manifest) -> None:
+        """Add what readers that are behind, or that begin, go on from; those that follow have the version already."""
+        assert self._published is not None
+        name, held = self._published
+        for base, older in self._skips.bases(manifest.version):
+            await self._add(manifest, base, older)
+        if await self._committer.wants_anchor():
+            await self._add(manifest, None, None)
+        await asyncio.to_thread(self._skips.keep, name, held)
+
+    async def _add(self, manifest: Manifest, base: VersionName | None, older: Snapshot | None) -> None:
+        assert self._published is not None
+        share = await self._writer.write(self._published[1].slices, older)
+        await self._committer.commit([share], version=manifest.version, step=manifest.step, base=base)
 
 
 async def open_publisher(
@@ -180,23 +155,19 @@ async def open_publisher(
     *,
     lineage: str,
     dtype: PublishedDtype = "float32",
-    anchor_every: int = 16,
-    announce: Announce = _tell_nobody,
+    anchor_share: float = 0.5,
+    skips: Sequence[int] = (8, 64),
+    announce: Announce = tell_nobody,
     difference: Difference = RICE_ULP,
+    encoders: int = 1,
+    uploads: int = 4,
+    keys: ChainKeys = WEIGHTS,
 ) -> Publisher:
-    """Return a publisher for a lineage, new or that of the head.
+    """Take the chain over from whoever published last, and return a publisher for a lineage: the head's or a new one.
 
     A new lineage (see `new_lineage`) is needed for a run that goes on from an older version than the newest published.
     """
-    head = await read_head(store)
-    published = await load_head(store, head) if head and head.lineage == lineage else None
-    return Publisher(
-        store,
-        lineage=lineage,
-        dtype=dtype,
-        anchor_every=anchor_every,
-        head=head,
-        published=published,
-        announce=announce,
-        difference=difference,
-    )
+    held = await claim(store, keys=keys)
+    committer = Committer(store, held, lineage=lineage, keys=keys, announce=announce, anchor_share=anchor_share)
+    writer = RankWriter(store, lineage=lineage, keys=keys, difference=difference, encoders=encoders, uploads=uploads)
+    return Publisher(committer, writer, store=store, keys=keys, dtype=dtype, skips=Skips(skips))

@@ -1,6 +1,7 @@
 """A version out of the store: fetched, verified, then decoded, in this order."""
 
 import asyncio
+import heapq
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
@@ -9,24 +10,20 @@ from numpy.typing import NDArray
 
 from etude.errors import IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
-from etude.types import Head, Manifest
-from etude.weights.chain import (
-    HEAD_KEY,
-    MAX_HEAD_BYTES,
-    MAX_MANIFEST_BYTES,
-    Span,
-    check_link,
-    manifest_key,
-    needed_before,
-    object_key,
-    object_sizes,
-    parse_head,
-    parse_manifest,
-    spans,
-    tensor_bytes,
-)
+from etude.types import Head, Manifest, PageName, Piece, Route
+from etude.weights.boxes import part, put
+from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, parse_head
 from etude.weights.codec import DIFFERENCES, decode
 from etude.weights.digest import object_name, tensor_digest
+from etude.weights.manifests import (
+    MAX_MANIFEST_BYTES,
+    box_bytes,
+    object_sizes,
+    parse_manifest,
+    piece_bytes,
+    tensor_bytes,
+)
+from etude.weights.routes import MAX_PAGE_BYTES, parse_page
 from etude.weights.tensors import FlatTensor
 
 MAX_VERSION_BYTES = 64 << 30
@@ -43,16 +40,21 @@ class LoadedVersion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tensors: dict[str, FlatTensor]
 
 
-async def read_head(store: ObjectStore) -> Head | None:
+async def read_head(store: ObjectStore, *, keys: ChainKeys = WEIGHTS) -> Head | None:
     """Return the head, or None while nothing was published."""
     try:
-        return parse_head(await store.get(HEAD_KEY, max_bytes=MAX_HEAD_BYTES))
+        return parse_head(await store.get(keys.head, max_bytes=MAX_HEAD_BYTES), keys=keys)
     except ObjectMissingError:
         return None
 
 
 async def load_head(
-    store: ObjectStore, head: Head, *, held: LoadedVersion | None = None, max_bytes: int = MAX_VERSION_BYTES
+    store: ObjectStore,
+    head: Head,
+    *,
+    held: LoadedVersion | None = None,
+    max_bytes: int = MAX_VERSION_BYTES,
+    keys: ChainKeys = WEIGHTS,
 ) -> LoadedVersion:
     """Return the version that the head names, from the weights `held` where the chain allows it, else from its anchor.
 
@@ -60,10 +62,10 @@ async def load_head(
     `StoreError` when one cannot be read. What is held stays untouched.
     """
     loaded = await load_version(
-        store, lineage=head.lineage, version=head.version, oldest=head.anchor, held=held, max_bytes=max_bytes
+        store, lineage=head.lineage, version=head.version, head=head, held=held, max_bytes=max_bytes, keys=keys
     )
     if loaded.digest != head.digest:
-        msg = f"{HEAD_KEY} names another digest than the manifest of version {head.version}; start a new lineage"
+        msg = f"{keys.head} names another digest than the manifest of version {head.version}; start a new lineage"
         raise IntegrityError(msg)
     return loaded
 
@@ -73,92 +75,155 @@ async def load_version(
     *,
     lineage: str,
     version: int,
-    oldest: int = 0,
+    head: Head | None = None,
     held: LoadedVersion | None = None,
     max_bytes: int = MAX_VERSION_BYTES,
+    keys: ChainKeys = WEIGHTS,
 ) -> LoadedVersion:
-    """Return one version of a lineage, which may be older than the head, such as the one an evaluation is pinned to.
+    """Return one version, which may be older than the head, such as the one an evaluation is pinned to.
 
-    `oldest` is the anchor that the chain must not reach beyond. Errors as in `load_head`.
+    Errors as in `load_head`.
     """
-    path = await _path(store, lineage=lineage, version=version, oldest=oldest, held=held, max_bytes=max_bytes)
+    head = head or await read_head(store, keys=keys)
+    if head is None:
+        msg = f"{keys.head} does not exist, so no way to version {version} is known"
+        raise ObjectMissingError(msg)
+    page = PageName(head.lineage, head.routes)
+    routes = await read_routes(store, page, lineage=lineage, since=held.version if held else 0, keys=keys)
+    path = [
+        await read_manifest(store, lineage, route, max_bytes=max_bytes, keys=keys)
+        for route in _path(routes, version, held.version if held and held.lineage == lineage else None)
+    ]
     tensors: Mapping[str, FlatTensor] = held.tensors if held else {}
+    digest = held.digest if held else ""
     for manifest in path:
+        if manifest.base is not None and manifest.base_digest != digest:
+            msg = f"version {manifest.version} is a difference to other weights than those of version {manifest.base}"
+            raise IntegrityError(msg)
         sizes = object_sizes(manifest)
-        objects = {name: await store.get(object_key(lineage, name), max_bytes=sizes[name]) for name in sizes}
-        tensors = await asyncio.to_thread(apply, manifest, objects, tensors)
-    newest = path[-1]
-    return LoadedVersion(
-        lineage=lineage, version=version, digest=newest.digest, step=newest.step, tensors=dict(tensors)
+        objects = {name: await store.get(keys.object(lineage, name), max_bytes=sizes[name]) for name in sizes}
+        tensors = await asyncio.to_thread(apply, manifest, objects, tensors, keys=keys)
+        digest = manifest.digest
+    step = path[-1].step if path else held.step if held else 0
+    return LoadedVersion(lineage=lineage, version=version, digest=digest, step=step, tensors=dict(tensors))
+
+
+async def read_routes(
+    store: ObjectStore, newest: PageName, *, lineage: str, since: int, keys: ChainKeys = WEIGHTS
+) -> list[Route]:
+    """Return all routes of a lineage to versions from `since` on, walking back from a page."""
+    routes: list[Route] = []
+    name: PageName | None = newest
+    while name is not None:
+        data = await store.get(keys.object(name.lineage, name.page), max_bytes=MAX_PAGE_BYTES)
+        page = parse_page(data, lineage=name.lineage, digest=name.page, keys=keys)
+        if page.lineage == lineage:
+            routes = [*page.routes, *routes]
+            if page.routes[0].version <= since:
+                break
+        elif routes:
+            break
+        name = page.older
+    return routes
+
+
+async def read_manifest(
+    store: ObjectStore,
+    lineage: str,
+    route: Route,
+    *,
+    max_bytes: int = MAX_VERSION_BYTES,
+    keys: ChainKeys = WEIGHTS,
+) -> Manifest:
+    """Return the manifest of a route."""
+    key = keys.manifest(lineage, route.version, route.manifest)
+    data = await store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+    return parse_manifest(
+        data, lineage=lineage, version=route.version, digest=route.manifest, max_bytes=max_bytes, keys=keys
     )
 
 
-async def _path(
-    store: ObjectStore, *, lineage: str, version: int, oldest: int, held: LoadedVersion | None, max_bytes: int
-) -> Sequence[Manifest]:
-    """Return the manifests to apply, oldest first."""
-    mine = (held.lineage, held.version, held.digest) if held else None
-    path: list[Manifest] = []
-    wanted: int | None = version
-    while wanted is not None:
-        if wanted < oldest:
-            msg = f"the chain of lineage {lineage} does not pass its anchor {oldest}; start a new lineage"
-            raise IntegrityError(msg)
-        data = await store.get(manifest_key(lineage, wanted), max_bytes=MAX_MANIFEST_BYTES)
-        manifest = parse_manifest(data, lineage=lineage, version=wanted, max_bytes=max_bytes)
-        if path:
-            check_link(manifest, path[-1])
-        path.append(manifest)
-        wanted = needed_before(manifest, mine)
-    return path[::-1]
+def _path(routes: Sequence[Route], version: int, held: int | None) -> list[Route]:
+    """Return the cheapest routes one after the other from what is held, or from nothing, to a version."""
+    by_base: dict[int | None, list[Route]] = {}
+    for route in routes:
+        by_base.setdefault(route.base, []).append(route)
+    best: dict[int, int] = {}
+    queue: list[tuple[int, int, int, list[Route]]] = [(0, 0, -1, [])]
+    if held is not None:
+        queue.append((0, 1, held, []))
+    count = len(queue)
+    while queue:
+        cost, _, at, path = heapq.heappop(queue)
+        if at == version:
+            return path
+        if best.get(at, cost + 1) <= cost:
+            continue
+        best[at] = cost
+        for route in by_base.get(None if at < 0 else at, []):
+            count += 1
+            heapq.heappush(queue, (cost + route.num_bytes, count, route.version, [*path, route]))
+    msg = f"no way leads to version {version}; start a new lineage"
+    raise IntegrityError(msg)
 
 
-def apply(manifest: Manifest, objects: Mapping[str, bytes], base: Mapping[str, FlatTensor]) -> dict[str, FlatTensor]:
+def apply(
+    manifest: Manifest, objects: Mapping[str, bytes], base: Mapping[str, FlatTensor], *, keys: ChainKeys = WEIGHTS
+) -> dict[str, FlatTensor]:
     """Return all tensors of a version from its objects and the version before it, in memory of their own.
 
     Every object is checked against its name before a byte of it is decoded, every tensor against its digest after.
     """
     for name, data in objects.items():
         if object_name(data) != name:
-            msg = f"object {object_key(manifest.lineage, name)} is damaged ({len(data)} bytes); fetch it again"
+            msg = f"object {keys.object(manifest.lineage, name)} is damaged ({len(data)} bytes); fetch it again"
             raise IntegrityError(msg)
-    tensors: dict[str, FlatTensor] = {}
-    for span in spans(manifest):
-        tensors.update(_tensors(manifest, span, objects[span.object], base))
-    return tensors
-
-
-def _tensors(
-    manifest: Manifest, span: Span, data: bytes, base: Mapping[str, FlatTensor]
-) -> Iterator[tuple[str, FlatTensor]]:
-    names = ", ".join(entry.name for entry in span.entries[:2]) + (", ..." if len(span.entries) > 2 else "")  # noqa: PLR2004
-    key = object_key(manifest.lineage, span.object)
-    place = f"version {manifest.version}, {names}: object {key}, bytes from {span.offset}"
-    weights = _base(span, base, place) if span.encoding in DIFFERENCES else np.empty(span.size, np.uint8)
-    packed = memoryview(data)[span.offset : span.offset + span.length]
-    decode(span.encoding, packed, weights=weights, dtype=span.entries[0].dtype, place=place)
-    begin = 0
-    for entry in span.entries:
-        decoded = weights[begin : begin + tensor_bytes(entry)]
-        begin += decoded.size
-        if tensor_digest(decoded) != entry.digest:
+    tensors = {
+        entry.name: FlatTensor(dtype=entry.dtype, shape=entry.shape, data=np.empty(tensor_bytes(entry), np.uint8))
+        for entry in manifest.tensors
+    }
+    for piece in manifest.pieces:
+        weights = _decoded(manifest, piece, objects[piece.object], base, keys)
+        begin = 0
+        for box in piece.boxes:
+            end = begin + box_bytes(manifest, box)
+            flat = tensors[manifest.tensors[box.tensor].name]
+            put(flat.data, flat.shape, box, weights[begin:end])
+            begin = end
+    for entry in manifest.tensors:
+        if tensor_digest(tensors[entry.name].data, entry.dtype) != entry.digest:
             msg = (
                 f"tensor {entry.name!r} of version {manifest.version} has another digest than its manifest says; "
                 f"the weights it was applied to are damaged: load from the anchor"
             )
             raise IntegrityError(msg)
-        yield entry.name, FlatTensor(dtype=entry.dtype, shape=entry.shape, data=decoded)
+    return tensors
 
 
-def _base(span: Span, base: Mapping[str, FlatTensor], place: str) -> NDArray[np.uint8]:
-    """Return a copy of the bytes that a difference applies to."""
-    pieces: list[NDArray[np.uint8]] = []
-    for entry in span.entries:
+def _decoded(
+    manifest: Manifest, piece: Piece, data: bytes, base: Mapping[str, FlatTensor], keys: ChainKeys
+) -> NDArray[np.uint8]:
+    entries = [manifest.tensors[box.tensor] for box in piece.boxes]
+    names = ", ".join(entry.name for entry in entries[:2]) + (", ..." if len(entries) > 2 else "")  # noqa: PLR2004
+    key = keys.object(manifest.lineage, piece.object)
+    place = f"version {manifest.version}, {names}: object {key}, bytes from {piece.offset}"
+    if piece.encoding in DIFFERENCES:
+        weights = np.concatenate(list(_bases(manifest, piece, base, place)))
+    else:
+        weights = np.empty(piece_bytes(manifest, piece), np.uint8)
+    packed = memoryview(data)[piece.offset : piece.offset + piece.length]
+    decode(piece.encoding, packed, weights=weights, dtype=entries[0].dtype, place=place)
+    return weights
+
+
+def _bases(manifest: Manifest, piece: Piece, base: Mapping[str, FlatTensor], place: str) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes that the boxes of a difference apply to."""
+    for box in piece.boxes:
+        entry = manifest.tensors[box.tensor]
         older = base.get(entry.name)
         if older is None or (older.dtype, older.shape) != (entry.dtype, entry.shape):
             msg = (
                 f"{place} is refused: a difference to a tensor {entry.name!r} that its base lacks; start a new lineage"
             )
             raise IntegrityError(msg)
-        pieces.append(older.data)
-    return np.concatenate(pieces)
+        yield part(older.data, older.shape, box)

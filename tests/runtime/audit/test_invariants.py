@@ -211,8 +211,8 @@ def test_a_group_older_than_allowed_is_found(copy, tmp_path):
 
 def test_a_damaged_object_breaks_every_version_that_is_built_on_it(copy, tmp_path):
     (anchor,) = {
-        entry["object"]
-        for entry in msgspec.json.decode(next(copy.glob("weights/*/manifests/0.json")).read_bytes())["tensors"]
+        piece["object"]
+        for piece in msgspec.json.decode(next(copy.glob("weights/*/manifests/0-*.json")).read_bytes())["pieces"]
     }
     path = next(copy.glob(f"weights/*/objects/{anchor}"))
     path.write_bytes(path.read_bytes()[:-1] + b"\0")

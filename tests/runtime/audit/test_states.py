@@ -21,7 +21,6 @@ from etude.store.local import FileStore
 from etude.store.opening import open_store
 from etude.store.remote import RemoteStore
 from etude.telemetry import events as facts
-from etude.weights.publisher import open_publisher
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +77,7 @@ class BusyStore(FileStore):
 
 async def test_what_begins_while_the_ledgers_are_read_is_no_violation(tmp_path):
     store = FileStore(tmp_path / "run")
-    publisher = await open_publisher(store, lineage=LINEAGE)
-    run = RunDouble(store, await open_run_id(store), publisher, lambda: asyncio.sleep(0))
+    run = RunDouble(store, await open_run_id(store), lambda: asyncio.sleep(0))
     controller, trainer, sampler = (run.writer(name, 1) for name in ("controller", "trainer", "local-0"))
 
     async def publish(version):

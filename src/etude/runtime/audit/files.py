@@ -22,7 +22,7 @@ _POINTERS = (HEAD_KEY, POINTER_KEY, SUMMARY_KEY)
 
 _LEDGER = re.compile(r"ledger/((run|seal)\.json|[^/]+/\d{6}\.jsonl\.zst)")
 _OBJECT = re.compile(r"weights/[^/]+/objects/([0-9a-f]{64})")
-_CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+\.json")
+_CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+-[0-9a-f]{16}\.json")
 """Written before the fact that claims them."""
 _BEFORE_SEAL = re.compile(r"run\.toml|metrics\.jsonl|report\.html|(config|evals|policy|tasks)/.+")
 """Claimed by a stage's end or by the seal."""
@@ -39,8 +39,11 @@ INSERT INTO claim SELECT entry.key, entry.value, NULL, w, n, 'checkpoint'
 FROM checkpoint_written, json_each(checkpoint_written.files) AS entry;
 INSERT INTO claim SELECT entry.key, entry.value, NULL, w, n, 'stage'
 FROM stage_ended, json_each(stage_ended.files) AS entry;
-INSERT INTO claim SELECT 'weights/' || lineage || '/manifests/' || version || '.json', manifest, NULL, w, n, 'manifest'
+INSERT INTO claim
+SELECT 'weights/' || lineage || '/manifests/' || version || '-' || substr(manifest, 1, 16) || '.json',
+    manifest, NULL, w, n, 'manifest'
 FROM published;
+INSERT INTO claim SELECT 'weights/' || lineage || '/objects/' || routes, routes, NULL, w, n, 'manifest' FROM published;
 """
 _SEAL = """
 INSERT INTO claim SELECT entry.key, json_extract(entry.value, '$[1]'), json_extract(entry.value, '$[0]'), w, n, 'seal'

@@ -17,9 +17,7 @@ def versions_grow_by_one(case: Case, tally: Tally) -> None:
         else:
             tally.check(_grown_wrongly(case, name, last, version))
         lineage, last = name, version
-    query = (
-        "SELECT lineage, version FROM published GROUP BY lineage, version HAVING count(DISTINCT digest || manifest) > 1"
-    )
+    query = "SELECT lineage, version FROM published GROUP BY lineage, version HAVING count(DISTINCT digest) > 1"
     for name, version in facts.rows(query):
         tally.violate(f"{name} version {version}: published twice, with different weights")
     _head(case, tally)
@@ -78,7 +76,8 @@ def versions_are_intact(case: Case, tally: Tally) -> None:
     facts = case.facts
     query = (
         "SELECT published.lineage, published.version, weights.problem, weights.digest = published.digest, rebuilt "
-        "FROM published LEFT JOIN weights USING (lineage, version) GROUP BY published.lineage, published.version"
+        "FROM (SELECT DISTINCT lineage, version, manifest, digest FROM published) AS published "
+        "LEFT JOIN weights USING (lineage, version, manifest)"
     )
     for lineage, version, problem, same, rebuilt in facts.rows(query):
         place = f"{lineage} version {version}"

@@ -1,69 +1,94 @@
 """Manifests and weight objects, rebuilt version by version."""
 
-from etude.errors import EtudeError, IntegrityError, StoreError
+import msgspec
+
+from etude.errors import EtudeError, IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
 from etude.types import Manifest
-from etude.weights.chain import MAX_MANIFEST_BYTES, manifest_key, object_key, object_sizes, parse_manifest
+from etude.weights.chain import WEIGHTS
 from etude.weights.digest import object_name
-from etude.weights.reader import MAX_VERSION_BYTES, LoadedVersion, load_version
+from etude.weights.manifests import MAX_MANIFEST_BYTES, object_sizes, parse_manifest
+from etude.weights.reader import MAX_VERSION_BYTES, apply
+from etude.weights.tensors import FlatTensor
 
 _SCHEMA = """
-CREATE TABLE weights(lineage TEXT, version INTEGER, digest TEXT, rebuilt INTEGER, problem TEXT);
+CREATE TABLE weights(lineage TEXT, version INTEGER, manifest TEXT, digest TEXT, rebuilt INTEGER, problem TEXT);
 CREATE TABLE referred(key TEXT PRIMARY KEY);
 """
-"""`referred`: objects that a manifest names."""
+"""`weights`: a row for each manifest that is there. `referred`: objects that a manifest names."""
+
+
+class _Held(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The weights that were rebuilt last."""
+
+    lineage: str
+    digest: str
+    tensors: dict[str, FlatTensor]
 
 
 async def look_at_weights(store: ObjectStore, facts: Facts, *, rebuild: bool) -> None:
-    """Read every published version's manifest and objects; with `rebuild`, apply them and check the result."""
+    """Read every published manifest and its objects; with `rebuild`, make each version once and check the result.
+
+    Objects are checked wherever they are named, and weights where they are reached from the version before.
+    """
     facts.sql.executescript(_SCHEMA + "BEGIN;")
-    held: LoadedVersion | None = None
-    query = "SELECT DISTINCT lineage, version FROM published ORDER BY lineage, version"
-    for lineage, version in list(facts.rows(query)):
-        if held is not None and held.lineage != lineage:
-            held = None
+    held: _Held | None = None
+    query = (
+        "SELECT DISTINCT lineage, version, manifest, base FROM published "
+        "ORDER BY lineage, version, CASE base WHEN 'null' THEN -1 ELSE CAST(base AS INTEGER) END DESC"
+    )
+    made: tuple[str, int] | None = None
+    for lineage, version, name, _ in list(facts.rows(query)):
         try:
-            manifest = await _manifest(store, lineage, version)
-        except StoreError as error:
-            if isinstance(error, IntegrityError) or await _is_there(store, manifest_key(lineage, version)):
-                _note(facts, lineage, version, problem=str(error))
-            held = None
+            manifest = await _manifest(store, lineage, version, name)
+        except ObjectMissingError:
             continue
-        names = [(object_key(lineage, name),) for name in object_sizes(manifest)]
-        facts.sql.executemany("INSERT OR IGNORE INTO referred VALUES(?)", names)
+        except IntegrityError as error:
+            _note(facts, lineage, version, name, problem=str(error))
+            continue
+        keys = [(WEIGHTS.object(lineage, one),) for one in object_sizes(manifest)]
+        facts.sql.executemany("INSERT OR IGNORE INTO referred VALUES(?)", keys)
+        again = made == (lineage, version)
         try:
-            if rebuild:
-                held = await load_version(store, lineage=lineage, version=version, held=held)
-            else:
-                await _look_at_objects(store, manifest)
+            found = await _made(store, manifest, held if rebuild and not again else None, rebuild=rebuild and not again)
         except EtudeError as error:
-            held = None
-            _note(facts, lineage, version, problem=str(error))
+            _note(facts, lineage, version, name, problem=str(error))
         else:
-            _note(facts, lineage, version, digest=manifest.digest, rebuilt=rebuild)
+            held = found or held
+            made = (lineage, version)
+            _note(facts, lineage, version, name, digest=manifest.digest, rebuilt=rebuild)
 
 
-async def _manifest(store: ObjectStore, lineage: str, version: int) -> Manifest:
-    data = await store.get(manifest_key(lineage, version), max_bytes=MAX_MANIFEST_BYTES)
-    return parse_manifest(data, lineage=lineage, version=version, max_bytes=MAX_VERSION_BYTES)
+async def _manifest(store: ObjectStore, lineage: str, version: int, name: str) -> Manifest:
+    data = await store.get(WEIGHTS.manifest(lineage, version, name), max_bytes=MAX_MANIFEST_BYTES)
+    return parse_manifest(data, lineage=lineage, version=version, digest=name, max_bytes=MAX_VERSION_BYTES)
 
 
-async def _is_there(store: ObjectStore, key: str) -> bool:
-    return key in await store.list(key.rpartition("/")[0])
-
-
-async def _look_at_objects(store: ObjectStore, manifest: Manifest) -> None:
+async def _made(store: ObjectStore, manifest: Manifest, held: _Held | None, *, rebuild: bool) -> _Held | None:
+    """Check the objects of a manifest and, with `rebuild`, return what they make of the weights that are held."""
+    objects: dict[str, bytes] = {}
     for name, size in object_sizes(manifest).items():
-        key = object_key(manifest.lineage, name)
+        key = WEIGHTS.object(manifest.lineage, name)
         data = await store.get(key, max_bytes=size)
         if object_name(data) != name:
             msg = f"object {key} is damaged ({len(data)} bytes); restore it from a copy"
             raise IntegrityError(msg)
+        if rebuild:
+            objects[name] = data
+    if not rebuild:
+        return None
+    if manifest.base is not None and (
+        held is None or (held.lineage, held.digest) != (manifest.lineage, manifest.base_digest)
+    ):
+        msg = f"it continues version {manifest.base}, which cannot be rebuilt"
+        raise IntegrityError(msg)
+    tensors = apply(manifest, objects, held.tensors if held else {})
+    return _Held(lineage=manifest.lineage, digest=manifest.digest, tensors=tensors)
 
 
 def _note(
-    facts: Facts, lineage: str, version: int, *, digest: str = "", rebuilt: bool = False, problem: str = ""
+    facts: Facts, lineage: str, version: int, name: str, *, digest: str = "", rebuilt: bool = False, problem: str = ""
 ) -> None:
-    row = (lineage, version, digest, rebuilt, problem)
-    facts.sql.execute("INSERT INTO weights VALUES(?, ?, ?, ?, ?)", row)
+    row = (lineage, version, name, digest, rebuilt, problem)
+    facts.sql.execute("INSERT INTO weights VALUES(?, ?, ?, ?, ?, ?)", row)

@@ -1,0 +1,173 @@
+"""Versions into the chain: manifests, the page of routes that names them, and then the head."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from etude.errors import VersionTakenError
+from etude.interfaces import ObjectStore
+from etude.telemetry.events import Published
+from etude.types import Head, Manifest, PageName, Route, RoutePage, VersionName
+from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage
+from etude.weights.digest import version_digest
+from etude.weights.fencing import Claim
+from etude.weights.manifests import encode_manifest, parse_manifest
+from etude.weights.ranks import Share, merged
+from etude.weights.reader import MAX_VERSION_BYTES, read_routes
+from etude.weights.routes import MAX_PAGE_BYTES, anchor_is_due, encode_page, extended, parse_page
+
+Announce = Callable[[Published], Awaitable[None]]
+"""Hears of a manifest when everything but the head is written; the head moves when it returns."""
+
+
+async def tell_nobody(_published: Published) -> None:
+    """Hear of a version and do nothing."""
+
+
+class Committer:
+    """Makes shares of one or many ranks a version of a lineage."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        claim: Claim,
+        *,
+        lineage: str,
+        keys: ChainKeys = WEIGHTS,
+        announce: Announce = tell_nobody,
+        anchor_share: float = 0.5,
+    ) -> None:
+        """Commit to a lineage, that of the claimed head or a new one."""
+        self.lineage = check_lineage(lineage)
+        self._store = store
+        self._claim = claim
+        self._keys = keys
+        self._announce = announce
+        self._anchor_share = anchor_share
+        self._page: tuple[PageName, RoutePage] | None = None
+        self._told: Published | None = None
+        self._recent: list[Route] | None = None
+        """Routes since the newest anchor, once they were read."""
+
+    @property
+    def head(self) -> Head | None:
+        """The head as it was last read or written."""
+        return self._claim.head
+
+    @property
+    def published(self) -> Head | None:
+        """The head, once it is of this lineage."""
+        return self.head if self.head and self.head.lineage == self.lineage else None
+
+    def check(self, version: int, digest: str = "") -> None:
+        """Raise `VersionTakenError` when the head has passed this version, or names it with other bytes."""
+        published = self.published
+        if published is None or version > published.version:
+            return
+        if version < published.version:
+            msg = f"version {version} is older than {published.version}, which is published; start a new lineage"
+            raise VersionTakenError(msg)
+        if digest and digest != published.digest:
+            msg = f"version {version} is published with other bytes: a version is never made twice; start a new lineage"
+            raise VersionTakenError(msg)
+
+    async def commit(
+        self, shares: Sequence[Share], *, version: int, step: int, base: VersionName | None = None
+    ) -> Manifest:
+        """Make what the ranks stored, as differences to `base` or standing alone, a way to get to a version.
+
+        The head moves to the version when it is not there yet. Once it is, more ways may be added.
+
+        Raises:
+            IntegrityError: The shares do not make up a version, or one that readers would refuse.
+            VersionTakenError: The version exists with other bytes or is older than the head.
+            FencedError: Another publisher took over.
+            StoreError: The store failed; repeating the call goes on.
+        """
+        whole = merged(shares)
+        head = self.head
+        manifest = Manifest(
+            lineage=self.lineage,
+            epoch=self._claim.epoch,
+            version=version,
+            step=step,
+            base=base.version if base else None,
+            base_digest=base.digest if base else "",
+            digest=version_digest(whole.tensors),
+            parent=VersionName(lineage=head.lineage, version=head.version, digest=head.digest) if head else None,
+            tensors=whole.tensors,
+            pieces=whole.pieces,
+        )
+        self.check(version, manifest.digest)
+        encoded, name = encode_manifest(manifest)
+        # What readers would refuse must not become the head.
+        parse_manifest(
+            encoded, lineage=self.lineage, version=version, digest=name, max_bytes=MAX_VERSION_BYTES, keys=self._keys
+        )
+        # Named by its content, so half of an earlier attempt is replaced by the whole.
+        await self._store.put(self._keys.manifest(self.lineage, version, name), encoded)
+        route = Route(manifest.base, version, whole.num_bytes + len(encoded), name)
+
+        async def head_with_route(head: Head | None) -> Head:
+            return await self._with(route, manifest, head)
+
+        await self._claim.move(head_with_route)
+        if self._recent is not None:
+            self._recent.append(route)
+        return manifest
+
+    async def wants_anchor(self) -> bool:
+        """Whether readers that begin would have to fetch too many differences after the newest anchor.
+
+        Raises:
+            StoreError: The store failed, or the routes are damaged.
+        """
+        head = self.published
+        if head is None:
+            return True
+        if self._recent is None:
+            newest = PageName(head.lineage, head.routes)
+            self._recent = await read_routes(
+                self._store, newest, lineage=self.lineage, since=head.anchor, keys=self._keys
+            )
+        self._recent = [route for route in self._recent if route.version >= head.anchor]
+        return anchor_is_due(self._recent, head.anchor, share=self._anchor_share)
+
+    async def _with(self, route: Route, manifest: Manifest, head: Head | None) -> Head:
+        page = await self._newest(head)
+        name, newest = page or (None, None)
+        if newest is None or newest.lineage != self.lineage or route not in newest.routes:
+            newest = extended(newest, name, self.lineage, [route])
+        data, digest = encode_page(newest)
+        await self._store.put(self._keys.object(self.lineage, digest), data)
+        self._page = (PageName(self.lineage, digest), newest)
+        published = Published(
+            lineage=self.lineage,
+            version=route.version,
+            digest=manifest.digest,
+            manifest=route.manifest,
+            base=route.base,
+            epoch=manifest.epoch,
+            routes=digest,
+            num_bytes=route.num_bytes,
+        )
+        if published != self._told:
+            await self._announce(published)
+            self._told = published
+        mine = head if head and head.lineage == self.lineage else None
+        return Head(
+            lineage=self.lineage,
+            version=route.version,
+            digest=manifest.digest,
+            routes=digest,
+            anchor=mine.anchor if mine and route.base is not None else route.version,
+            floor=mine.floor if mine else route.version,
+        )
+
+    async def _newest(self, head: Head | None) -> tuple[PageName, RoutePage] | None:
+        """Return the page that the head names."""
+        if head is None:
+            return None
+        name = PageName(head.lineage, head.routes)
+        if self._page is None or self._page[0] != name:
+            data = await self._store.get(self._keys.object(name.lineage, name.page), max_bytes=MAX_PAGE_BYTES)
+            self._page = (name, parse_page(data, lineage=name.lineage, digest=name.page, keys=self._keys))
+        return self._page
