@@ -9,11 +9,12 @@ from etude.types import Edge
 PARENTS = {
     "claude-code-busy": [None, 0, 1, 2, 2],
     "claude-code-delegates": [None, None, None, 2, 1, 0, None, 5, 6, 7, 9, 10],
-    "claude-code-overflow": [None, 0, 1, 2, 3, 4, 2, None, 7, 8, 9],
+    "claude-code-overflow": [None, 0, 1, 2, 3, 4, 3, None, 7, 8, 9],
+    "claude-code-search": [None, None, 0, 2, 3],
     "claude-code-tidied": [None, 0, 1, 2, 3, 4, 5, 6, 7],
     "claude-code-window": [None, 0, 1, 2, 2, None, 5, 6, 7],
     "codex-busy": [None, 0, 1, 1, 3],
-    "codex-delegates": [None, None, 0, None, 1, 3, 2, 6, 7, 8],
+    "codex-delegates": [None, None, 0, None, 3, 1, 2, 6, 7, 8],
     "codex-window": [None, 0, 1, 2, None, None, 5, 6],
 }
 

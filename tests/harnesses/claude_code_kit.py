@@ -13,7 +13,12 @@ HARNESS = load_settings(ROOT / f"recipes/harnesses/{NAME}.toml", [], {}).config.
 )
 PATH = f"/app/{REPAIRED}"
 SUMMARY = "The tests of textkit fail because slug splits at single blanks. Next: repair textkit/slugs.py."
-FINDING = "The fault is in textkit/slugs.py, which splits at every single blank."
+FINDINGS = {
+    "thoroughly": "The fault is in textkit/slugs.py, which splits at every single blank.",
+    "fast": "It is slug, which keeps empty words between two blanks.",
+    "meanwhile": "The tests want split() where split at a blank stands.",
+}
+WITH_SEARCH = tuple(part for part in HARNESS.command if "WebSearch" not in part)
 # The byte tokenizer makes a token of every character, so its prompts are four times as long as those of a real one.
 WINDOW = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "1000000"}
 
@@ -61,12 +66,24 @@ def delegates():
     def answer(prompt):
         asked = next(turn.text for turn in prompt.turns if turn.role == "user")
         if "Look for the fault" in asked:
-            return f"{read()}{bash(TEST_COMMAND)}" if prompt.num_answers == 0 else FINDING
+            finding = next(said for how, said in FINDINGS.items() if how in asked)
+            return f"{read()}{bash(TEST_COMMAND)}" if prompt.num_answers == 0 else finding
         both = agent("Look for the fault, thoroughly.", subagent_type="Explore") + agent("Look for the fault, fast.")
         later = agent("Look for the fault, meanwhile.", run_in_background=True)
         # Its note comes with the first result after its end.
         steps = (both, later, read() + bash("sleep 1"), edit(), bash(TEST_COMMAND), "The tests pass.")
         return steps[prompt.num_answers]
+
+    return answer
+
+
+def searches():
+    """Search the web, which Claude Code does by asking the model to play a search engine."""
+
+    def answer(prompt):
+        if "performing a web search" in prompt.turns[0].text:
+            return "I find nothing."
+        return (tool_call("WebSearch", {"query": "python split"}), read(), edit(), "done")[prompt.num_answers]
 
     return answer
 

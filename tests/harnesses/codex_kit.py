@@ -15,7 +15,10 @@ HARNESS = load_settings(ROOT / f"recipes/harnesses/{NAME}.toml", [], {}).config.
 )
 PATCH = f"*** Begin Patch\n*** Update File: {REPAIRED}\n@@\n-    {FAULT}\n+    {REPAIR}\n*** End Patch"
 SUMMARY = "The tests of textkit fail because slug splits at single blanks. Next: repair textkit/slugs.py."
-FINDING = "The fault is in textkit/slugs.py, which splits at every single blank."
+FINDINGS = {
+    "thoroughly": "The fault is in textkit/slugs.py, which splits at every single blank.",
+    "fast": "It is slug, which keeps empty words between two blanks.",
+}
 # The byte tokenizer makes a token of every character, so its prompts are four times as long as those of a real one.
 WINDOW = {"COMPACT_AT_TOKENS": "1000000"}
 
@@ -44,9 +47,11 @@ def delegates():
 
     def answer(prompt):
         asked = [turn.text for turn in prompt.turns if turn.role == "user"]
+        if asked[-1].startswith("Look for the fault"):
+            return run(f"cat {REPAIRED}")
         if any(text.startswith("Look for the fault") for text in asked):
-            return run(f"cat {REPAIRED}") if prompt.num_answers == 0 else FINDING
-        tasks = ("Look for the fault, thoroughly.", "Look for the fault, fast.")
+            return next(said for how, said in FINDINGS.items() if how in "".join(asked))
+        tasks = [f"Look for the fault, {how}." for how in FINDINGS]
         both = "".join(tool_call("multi_agent_v1__spawn_agent", {"message": task}) for task in tasks)
         steps = (both, lambda: wait(prompt, 0), lambda: wait(prompt, 1), patch(), run(TEST_COMMAND), "The tests pass.")
         step = steps[prompt.num_answers]

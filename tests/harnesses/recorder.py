@@ -3,9 +3,9 @@
 
     python tests/harnesses/recorder.py
 
-plays the sessions of `claude_code_kit` and `codex_kit` anew. Of long texts that are the harness's own, such as its
-system prompt and the descriptions of its tools, a recording has the beginning and a digest only; who the machine and
-the user are is left out. Ids of calls become those that a session called `s` would have given.
+plays the sessions of `claude_code_kit` and `codex_kit` anew. Of long texts, such as the
+system prompt and the descriptions of tools, a recording has the beginning and a digest only, but those of users and
+results of tools are as long as they were; who the machine and the user are is left out. Ids of calls become those that a session called `s` would have given.
 """
 
 import asyncio
@@ -36,6 +36,7 @@ SESSIONS = {
         {"env": {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "112000"}},
     ),
     "claude-code-overflow": (claude_code_kit, lambda: claude_code_kit.fills_up(size=6000), {"context_length": 110_000}),
+    "claude-code-search": (claude_code_kit, claude_code_kit.searches, {"command": claude_code_kit.WITH_SEARCH}),
     "codex-busy": (codex_kit, lambda: codex_kit.repairs(busy=True), {"cut": {3}}),
     "codex-delegates": (codex_kit, codex_kit.delegates, {}),
     "codex-window": (codex_kit, lambda: codex_kit.fills_up(size=6000), {"env": {"COMPACT_AT_TOKENS": "40000"}}),
@@ -95,7 +96,9 @@ _WIRES: list[RecordingWire] = []
 
 async def record(name: str) -> dict:
     """Play a session and return its recording."""
-    kit, answers, options = SESSIONS[name]
+    kit, answers, fixed = SESSIONS[name]
+    options = dict(fixed)
+    command = options.pop("command", kit.HARNESS.command)
     drawn: list[str | None] = []
     answer = answers()
 
@@ -105,7 +108,7 @@ async def record(name: str) -> dict:
         return text
 
     with tempfile.TemporaryDirectory() as directory:
-        async with stage(kit.HARNESS, Path(directory)) as played:
+        async with stage(kit.HARNESS.model_copy(update={"command": command}), Path(directory)) as played:
             env = {**kit.WINDOW, **options.get("env", {})}
             session = await played.play(watched, **{**options, "env": env}, wire_type=RecordingWire)
     assert session.trajectory.reward == 1.0, f"{name}: {session.trajectory.failure} {session.said[-2000:]}"
@@ -141,16 +144,18 @@ def _lines(text: str) -> list[str]:
 
 
 def _shortened(body: dict, said: set[str]) -> dict:
-    def walk(value):
+    def walk(value, *, keep_length: bool):
         if isinstance(value, dict):
-            return {name: walk(item) for name, item in value.items()}
+            keep_length = keep_length or value.get("role") == "user" or str(value.get("type")).endswith("_output")
+            return {name: walk(item, keep_length=keep_length) for name, item in value.items()}
         if isinstance(value, list):
-            return [walk(item) for item in value]
+            return [walk(item, keep_length=keep_length) for item in value]
         if not isinstance(value, str) or len(value) <= _MOST_CHARS or any(line in value for line in said):
             return value
-        return f"{value[:_MOST_CHARS]} [{len(value)} characters, {sha256(value.encode()).hexdigest()[:16]}]"
+        cut = f"{value[:_MOST_CHARS]} [{len(value)} characters, {sha256(value.encode()).hexdigest()[:16]}]"
+        return cut.ljust(len(value), ".") if keep_length else cut
 
-    return {name: walk(item) for name, item in body.items() if name not in _LEFT_OUT}
+    return {name: walk(item, keep_length=False) for name, item in body.items() if name not in _LEFT_OUT}
 
 
 async def main() -> None:
