@@ -3,9 +3,10 @@
 
     python tests/harnesses/recorder.py
 
-plays the sessions of `claude_code_kit` and `codex_kit` anew. Of long texts, such as the
-system prompt and the descriptions of tools, a recording has the beginning and a digest only, but those of users and
-results of tools are as long as they were; who the machine and the user are is left out. Ids of calls become those that a session called `s` would have given.
+plays the sessions of `claude_code_kit` and `codex_kit` anew. Of long texts, such as the system prompt and the
+descriptions of tools, a recording has the beginning and a digest only, but those of users and results of tools are as
+long as they were; who the machine and the user are is left out. Ids of calls become those that a session called `s`
+would have given.
 """
 
 import asyncio

@@ -1,0 +1,56 @@
+# pyright: basic, reportOptionalMemberAccess=false
+"""Codex as npm has it, in a sandbox, on a repository whose tests fail."""
+
+import codex_kit as kit
+import pytest
+from harness_kit import missing, stage
+
+from etude.types import Edge, Outcome
+
+pytestmark = pytest.mark.skipif(bool(missing(kit.NAME)), reason=missing(kit.NAME) or "it is installed")
+
+
+@pytest.fixture
+async def played(tmp_path):
+    async with stage(kit.HARNESS, tmp_path) as on_stage:
+
+        async def play(answer, *, env=None, **options):
+            session = await on_stage.play(answer, env={**kit.WINDOW, **(env or {})}, **options)
+            assert session.output.exit_code == 0, session.said
+            assert (session.trajectory.outcome, session.trajectory.reward) == (Outcome.SCORED, 1.0), session.said
+            assert session.change.keys() == {kit.REPAIRED}
+            return session
+
+        yield play
+
+
+async def test_it_repairs_with_parallel_calls_and_every_call_extends_the_one_before(played):
+    session = await played(kit.repairs())
+    assert session.edges == ["root", "continuation", "continuation", "continuation"]
+    tools = {tool["function"]["name"]: tool["function"] for tool in session.record.tools}
+    assert {"exec_command", "apply_patch", "multi_agent_v1__spawn_agent"} <= tools.keys()
+    assert "begin_patch" in tools["apply_patch"]["parameters"]["properties"]["input"]["description"]
+
+
+async def test_a_busy_model_is_asked_again_and_a_cut_answer_is_a_retry_that_is_not_trained_on(played):
+    session = await played(kit.repairs(busy=True), cut={3})
+    assert session.num_cut == 1
+    assert sorted(session.edges) == ["continuation", "continuation", "continuation", "retry", "root"]
+    assert session.record.failure is None
+
+
+async def test_each_sub_agent_is_a_branch_that_is_called_and_returns(played):
+    session = await played(kit.delegates())
+    nodes = session.trajectory.nodes
+    assert [node.link for node in nodes if node.edge is Edge.SUBAGENT_CALL] == [0, 0]
+    assert Edge.SUBAGENT_RETURN in [node.edge for node in nodes]
+    assert session.prefix_breaks == 0
+
+
+async def test_it_goes_on_from_a_summary_that_the_policy_wrote_without_tools(played):
+    session = await played(kit.fills_up(size=6000), env={"COMPACT_AT_TOKENS": "40000"})
+    nodes = session.trajectory.nodes
+    (compaction,) = [node for node in nodes if node.edge is Edge.COMPACTION]
+    # It takes the tools away when it asks for the summary.
+    assert nodes[compaction.link].edge is Edge.TOOLS_CHANGED
+    assert session.prefix_breaks == 1
