@@ -25,7 +25,7 @@ from etude.store.faulty import Faults, FaultyStore
 from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock
 from etude.types import Completion, FinishReason, VersionRun
-from etude.weights.chain import HEAD_KEY, manifest_key, parse_head
+from etude.weights.chain import HEAD_KEY, parse_head
 from etude.weights.follower import Follower
 from etude.weights.publisher import open_publisher
 from etude.weights.reader import load_head, load_version, read_head
@@ -119,12 +119,12 @@ async def test_a_sampler_that_refuses_a_damaged_difference_ends_up_with_the_same
     assert not any(torch.allclose(held[1][name], tensor, atol=1e-4) for name, tensor in weights(3).items())
 
     store = open_store("memory://")
-    publisher = await open_publisher(store, lineage="l", anchor_every=16)
+    publisher = await open_publisher(store, lineage="l", anchor_share=99.0)
     first, second = Watched(store), Watched(store)
     readers = [follower(first), follower(second)]
     for version in range(4):
         manifest = await publisher.publish(version=version, step=version, tensors=weights(version))
-        second.damaged = manifest.tensors[0].object if version == 2 else ""
+        second.damaged = manifest.pieces[0].object if version == 2 else ""
         staged = [await reader.poll() for reader in readers]
         for one in staged:
             assert (one.version, held_digest(one.tensors)) == (version, manifest.digest)
@@ -187,15 +187,15 @@ async def test_sixteen_long_answers_go_on_while_versions_are_put_in():
 async def test_a_sampler_that_joins_at_version_200_reads_at_most_twenty_differences():
     """However long a run is, a new sampler reads one full copy and at most twenty differences."""
     reads = {}
-    for every in (10_000, 20):
+    for name, options in (("one copy", {"anchor_share": 1e9, "skips": ()}), ("etude", {"anchor_share": 1e9})):
         store = open_store("memory://")
-        await publish(store, range(201), anchor_every=every)
+        await publish(store, range(201), **options)
         watched = Watched(store)
         staged = await follower(watched).poll()
         assert staged.version == 200
-        reads[every] = watched.reads["manifests"]
-    assert reads[10_000] == 201
-    assert reads[20] <= 21
+        reads[name] = watched.reads["manifests"]
+    assert reads["one copy"] == 201
+    assert reads["etude"] <= 21
 
 
 @pytest.mark.row("P-23")
@@ -207,13 +207,13 @@ async def test_a_slow_reader_finds_every_part_of_a_version_that_was_replaced_lon
 
         async def get(self, key, *, max_bytes=None):
             newest = parse_head(await self.inner.get(HEAD_KEY)).version
-            if "/manifests/" in key and int(key.rsplit("/", 1)[1].removesuffix(".json")) < newest - 1:
+            if "/manifests/" in key and int(key.rsplit("/", 1)[1].partition("-")[0]) < newest - 1:
                 raise ObjectMissingError(key)
             return await super().get(key, max_bytes=max_bytes)
 
     for kind, survives in ((Cleaned, False), (Watched, True)):
         store = open_store("memory://")
-        publisher = await open_publisher(store, lineage="l", anchor_every=4)
+        publisher = await open_publisher(store, lineage="l", anchor_share=2.0)
         await publisher.publish(version=0, step=0, tensors=weights(0))
         head = await read_head(store)
         written = set(await store.list(""))
@@ -324,7 +324,7 @@ async def test_a_sampler_is_replaced_and_its_successor_has_the_newest_weights_wi
     assert torch.equal(receivers["b"]["w0"], weights(0)["w0"])
 
     store = open_store("memory://")
-    publisher = await open_publisher(store, lineage="l", anchor_every=3)
+    publisher = await open_publisher(store, lineage="l", anchor_share=2.0)
     router = SamplerRouter(patience_s=5.0)
 
     async def join(version):
@@ -357,10 +357,10 @@ async def test_publishing_needs_neither_rename_nor_fresh_listings():
     """On a store that fails calls, loses replies and lists late, the head always names a whole version."""
     clock = ManualClock()
     late = FaultyStore(open_store("memory://"), clock=clock, faults=Faults(list_lag=4))
-    await publish(late, range(6), anchor_every=4)
+    await publish(late, range(6), anchor_share=2.0)
     listed = [key for key in await late.list("weights/l/manifests/") if key.endswith(".json")]
     # The mistake: a reader that takes the newest version that it sees in a listing.
-    assert manifest_key("l", 5) not in listed
+    assert max(int(key.rsplit("/", 1)[1].partition("-")[0]) for key in listed) < 5
     assert (await follower(late).poll()).version == 5
 
     faults = Faults(fail=0.1, lost_reply=0.1, lost_swap=0.1, list_lag=8)
@@ -368,8 +368,9 @@ async def test_publishing_needs_neither_rename_nor_fresh_listings():
     for seed in range(6):
         inner = open_store("memory://")
         store = FaultyStore(inner, clock=clock, faults=faults, seed=seed)
-        publisher = await open_publisher(inner, lineage="l", anchor_every=4)
-        publisher._store = store
+        store.faults = Faults()
+        publisher = await open_publisher(store, lineage="l", anchor_share=2.0)
+        store.faults = faults
         for version in range(12):
             for _ in range(50):
                 try:
