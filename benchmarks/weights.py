@@ -35,11 +35,9 @@ from transformers import AutoModelForCausalLM
 from etude.weights.codec import EXP_CTX, RICE_ULP, decode, encode
 from etude.weights.compiled import fastest_kernels
 from etude.weights.delta import MAX_TILE, read_tile, write_tile
-from etude.weights.digest import version_digest
 from etude.weights.kernels import NumpyKernels
-from etude.weights.packing import groups, joined, pack
-from etude.weights.reader import LoadedVersion
-from etude.weights.tensors import FlatTensor, flatten
+from etude.weights.packing import encode_group, groups, joined, slices
+from etude.weights.tensors import flatten
 from etude.weights.tiles import tile_size_for
 from etude.weights.ulp import LAYOUTS, steps
 
@@ -178,16 +176,11 @@ class Case:
         self.bytes = sum(old.nbytes for old, _ in self.pairs)
         self.elements = self.bytes // self.layout.width
         self.changed = sum(int((old != new).sum()) for old, new in self.pairs)
-        self.base = LoadedVersion(lineage="l", version=0, digest=version_digest(()), step=0, tensors=self.old)
+        self.parts = list(groups(slices(self.new), slices(self.old)))
         self.groups = [
-            tuple(self.layout.view(joined([tensor.data for tensor in side])) for side in self._sides(group))
-            for group in groups(self.new, self.base)
+            tuple(self.layout.view(joined(side)) for side in ([one.old for one in group], [one.new for one in group]))
+            for group in self.parts
         ]
-
-    def _sides(
-        self, group: list[tuple[str, FlatTensor, FlatTensor | None]]
-    ) -> tuple[list[FlatTensor], list[FlatTensor]]:
-        return [older for _, _, older in group if older], [newer for _, newer, _ in group]
 
 
 class Codec:
@@ -340,11 +333,7 @@ def measure(case: Case, repeats: int, only: str) -> list[dict[str, float | str]]
     rows: list[dict[str, float | str]] = []
     for name, (encoding, applying, size) in best.items():
         if name.endswith("(chain)"):
-            manifest, objects = pack(
-                case.new, lineage="l", version=1, step=1, base=case.base, difference=name.split()[0]
-            )
-            del manifest
-            size = sum(map(len, objects.values()))
+            size = sum(len(encode_group(group, difference=name.split()[0]).data) for group in case.parts)
         rows.append(
             {
                 "data": case.name,
