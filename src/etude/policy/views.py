@@ -111,8 +111,3 @@ def is_coded(name: str, tensor: Tensor, view: View) -> bool:
 def _same_bits(one: Tensor, other: Tensor) -> bool:
     """Unlike `torch.equal`, this holds for a NaN and itself."""
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
-
-
-def to_view(name: str, tensor: Tensor, view: View) -> Tensor:
-    """Return one version's tensor as a fleet of this view multiplies with it."""
-    return out_of_view(in_view({name: tensor}, view), view)[name]

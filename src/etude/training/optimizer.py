@@ -10,6 +10,13 @@ from etude.policy.decoder import Decoder
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 
+def learning_rate(config: TrainerSection, step: int) -> float:
+    """Return the learning rate of the update that makes optimizer step `step`, counted from 1."""
+    warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
+    done = min(1.0, (step - 1) / max(1, config.steps - 1))
+    return config.lr * warm * (1.0 - (1.0 - config.final_lr_share) * done)
+
+
 class Optimizer:
     """Turns summed gradients into one update of the weights."""
 
@@ -35,10 +42,7 @@ class Optimizer:
 
     def rate(self, step: int) -> float:
         """Return the learning rate of the update that makes optimizer step `step`, counted from 1."""
-        config = self._config
-        warm = min(1.0, step / config.warmup_steps) if config.warmup_steps else 1.0
-        done = min(1.0, (step - 1) / max(1, config.steps - 1))
-        return config.lr * warm * (1.0 - (1.0 - config.final_lr_share) * done)
+        return learning_rate(self._config, step)
 
     def update(self, *, step: int, divisor: float) -> float:
         """Divide the gradients, clip them to the configured norm, step, and clear them; return the norm before.
