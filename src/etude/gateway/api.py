@@ -85,6 +85,8 @@ class ModelApi:
                 body_key=sha256(f"{dialect.path}\n".encode() + body).hexdigest(),
                 idempotency_key=head.headers.get("Idempotency-Key", "")[:256],
                 is_retry=head.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
+                model=asked.model,
+                parent=head.headers.get("X-Etude-Parent", "")[:256],
                 requested=asked.requested | ({"removed": [text[:256] for text in removed[:16]]} if removed else {}),
             )
             task = session.submit(call)

@@ -43,9 +43,9 @@ def extend_history(history: bytes, key: bytes) -> bytes:
     return sha256(history + key).digest()
 
 
-def history_keys(keys: Sequence[bytes]) -> list[bytes]:
-    """Return, for each n from 0 to `len(keys)`, the digest of the first n messages."""
-    return list(accumulate(keys, extend_history, initial=b""))
+def history_keys(keys: Sequence[bytes], history: bytes = b"") -> list[bytes]:
+    """Return, for each n from 0 to `len(keys)`, the digest of a history to which the first n messages are added."""
+    return list(accumulate(keys, extend_history, initial=history))
 
 
 def _plain_numbers(value: object) -> object:

@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 from re import Pattern
 
+from etude.config import EdgeRule
 from etude.gateway import refusals
 from etude.gateway.api import ModelApi
 from etude.gateway.door import Door
@@ -23,7 +24,8 @@ class Gateway:
     `context_length` bounds prompt and answer together, in tokens; `call_timeout_s` one request to the sampler. A stream
     whose answer takes longer than `keep_alive_s` gets its headers and a sign of life then, and another each
     `keep_alive_s`. What a rule of `volatile` finds in a system message is taken out before anything else happens, and
-    kept in the session's record. `bounds` are those of the port.
+    kept in the session's record. `rules` say what calls are whose messages do not tell; the header `X-Etude-Parent`,
+    with the id of an answer or of a tool call, says whose sub-agent asks. `bounds` are those of the port.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Gateway:
         call_timeout_s: float = 600.0,
         keep_alive_s: float = 10.0,
         volatile: Sequence[Pattern[str]] = DECLARED,
+        rules: Sequence[EdgeRule] = (),
         bounds: Bounds | None = None,
     ) -> None:
         self.gate = Gate(sampler)
@@ -42,9 +45,12 @@ class Gateway:
         self._renderer = renderer
         self._context_length = context_length
         self._call_timeout_s = call_timeout_s
+        self._rules = rules
         self._by_key: dict[str, Session] = {}
         self._keys: dict[str, str] = {}
         self._closed_keys: dict[str, None] = {}
+        self.num_opened = 0
+        """Sessions so far."""
         self.turns = Turns()
         """Whose request is worked on next."""
         self.api = ModelApi(self._session, keep_alive_s=keep_alive_s, volatile=volatile, turns=self.turns)
@@ -78,6 +84,7 @@ class Gateway:
             msg = f"session {spec.session_id} is open already"
             raise ValueError(msg)
         key = f"sk-etude-{secrets.token_urlsafe(32)}"
+        self.num_opened += 1
         self._keys[spec.session_id] = key
         self._by_key[key] = Session(
             spec,

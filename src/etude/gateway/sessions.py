@@ -9,8 +9,8 @@ from typing import cast
 
 import msgspec
 
-from etude.errors import ContextOverflowError, SamplerBusyError, SamplerError, VersionUnavailableError
 from etude.config import EdgeRule
+from etude.errors import ContextOverflowError, SamplerBusyError, SamplerError, VersionUnavailableError
 from etude.gateway import refusals
 from etude.gateway.auxiliary import Hints
 from etude.gateway.conversation import Conversation
@@ -18,7 +18,7 @@ from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.limits import Limits
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
-from etude.gateway.shown import shown_conversations
+from etude.gateway.shown import shown_conversations, tool_names
 from etude.gateway.spelling import OwnCalls
 from etude.gateway.tree import Place, SessionTree
 from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec, ShownConversation
@@ -155,6 +155,7 @@ class Session:
             tools=shown.tools,
             node=shown.node,
             others=tuple(others),
+            tool_names=tool_names(self._tree, nodes),
             num_calls=self._limits.calls,
             truncated=self._limits.reached,
             failure=self._fatal or next(iter(self._failures.values()), None),

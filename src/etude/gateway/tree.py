@@ -1,28 +1,42 @@
-"""The tree of one session: where a request hangs, and the tokens that each call added."""
+"""The tree of one session: where a request hangs, and the tokens that each call added.
+
+Calls have numbers in the order in which they were answered. A parent can have the greater one: calls that run at the
+same time may be answered in any order, and a call's place is known for good only when all others are.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
 
+from etude.config import EdgeRule
+from etude.gateway.auxiliary import BUILT_IN, Call, Hints, auxiliary
 from etude.gateway.conversation import Conversation, extend_history, history_keys, message_key, tools_key
+from etude.gateway.edges import Opening, Relations, Told
+from etude.gateway.kinship import Asked, Kinship
+from etude.gateway.prefixes import TokenPrefixes
 from etude.types import Completion, Edge, Experts, Node
+
+TOKENS_EXTEND, LATE_PARENT = "tokens_extend", "late_parent"
+_CONTINUE_LINK = (Edge.COMPACTION, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
+_NONE = Hints()
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where a request hangs in the tree, before anything is drawn for it."""
 
     parent: int | None
-    edge: Edge
+    told: Told | None = None
+    """Why it hangs there; None for a conversation that extends none, of which more is known when it is answered."""
     conversation: Conversation
+    hints: Hints = Hints()
     covered: int = 0
     """Leading messages whose tokens the parent's sequence holds already."""
     prompt_ids: tuple[int, ...] | None = None
     """What the call adds to its parent, when an earlier call added the same."""
-    history: bytes
-    """Digest of the messages."""
-    tools: bytes
-    """Digest of the tool definitions."""
+    asked: Asked
+    answered_before: int
+    """Calls that had been answered by then."""
 
 
 class _Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,28 +47,56 @@ class _Facts(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, object], ...]
     """Messages that the call added, its answer last."""
     num_messages: int
+    is_whole: bool
+    """`messages` begin at the beginning."""
     tools: tuple[dict[str, object], ...]
+    hints: Hints
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """A conversation, for people."""
+
+    root: int
+    node_id: int
+    """The call that gave the last answer."""
+    conversation: Conversation
 
 
 class SessionTree:
     """Calls of one session by the conversation they continue.
 
-    A parent is the deepest call whose messages, answer included, are a prefix of the request. The messages only find
-    it: the tokens of a branch are always those that the sampler saw and drew.
+    A parent is the deepest call whose messages, answer included, are a prefix of the request; where no messages are,
+    the one whose tokens are a prefix of its tokens. The messages only find it: the tokens of a branch are always those
+    that the sampler saw and drew. What begins a branch is explained by `rules`, and by what it quotes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Sequence[EdgeRule] = ()) -> None:
+        self._rules = (*rules, *BUILT_IN)
         self._nodes: list[Node] = []
         self._facts: list[_Facts] = []
+        self._roots: list[int] = []
         self._asked: dict[tuple[bytes, bytes], int] = {}
         self._answered: dict[tuple[bytes, bytes], int] = {}
-        self._histories: set[bytes] = set()
         self._answers: dict[bytes, dict[str, object]] = {}
+        self._kinship = Kinship()
+        self._tokens = TokenPrefixes()
+        self._relations = Relations(self._rules)
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Every call that was answered, parents before children."""
-        return tuple(self._nodes)
+        """Every call that was answered, parents before children, with what is known of it by now."""
+        reasons = auxiliary(self._calls(), self._rules)
+        nodes = [
+            replace(node, edge=Edge.AUXILIARY, reason=reasons[node.node_id], link=None)
+            if node.node_id in reasons
+            else node
+            for node in self._nodes
+        ]
+        return tuple(_parents_first(_without_links_to(nodes, set(reasons))))
+
+    def node(self, node_id: int) -> Node:
+        """Return a call as it is known so far."""
+        return self._nodes[node_id]
 
     def length(self, node_id: int | None) -> int:
         """Return how many tokens lead from the root to the last drawn token of a node; 0 for None."""
@@ -69,29 +111,37 @@ class SessionTree:
             node_id = node.parent
         return [token_id for piece in reversed(pieces) for token_id in piece]
 
-    def place(self, conversation: Conversation) -> Place:
+    def place(self, conversation: Conversation, hints: Hints = _NONE) -> Place:
         """Find where a request hangs.
 
         The same prompt again is a RETRY beside the earlier call. A request that adds only user, tool or system messages
-        to a known conversation is its CONTINUATION. Anything else starts a branch of its own: ROOT for the first call,
-        TOOLS_CHANGED when only the tool definitions differ from a known conversation, else REWRITE.
+        to a known conversation is its CONTINUATION. Anything else starts a branch of its own, for now.
         """
         tools = tools_key(conversation.tools)
-        histories = history_keys([message_key(message) for message in conversation.messages])
+        keys = tuple(map(message_key, conversation.messages))
+        histories = history_keys(keys)
         # Every known history ends with an answer, so only the messages up to the last answer can be one.
         covered = _count_to_last_answer(conversation.messages)
-        asked, answered = histories[-1], histories[covered]
-        place = Place(parent=None, edge=Edge.ROOT, conversation=conversation, history=asked, tools=tools)
-        if (asked, tools) in self._asked:
-            twin = self._nodes[self._asked[asked, tools]]
-            return replace(place, parent=twin.parent, edge=Edge.RETRY, prompt_ids=twin.prompt_ids)
-        if (answered, tools) in self._answered:
-            parent = self._answered[answered, tools]
-            return replace(place, parent=parent, edge=Edge.CONTINUATION, covered=covered)
-        if not self._nodes:
-            return place
-        known = asked in self._histories or answered in self._histories
-        return replace(place, edge=Edge.TOOLS_CHANGED if known else Edge.REWRITE)
+        asked, answered = (histories[-1], tools), (histories[covered], tools)
+        place = Place(
+            parent=None,
+            conversation=conversation,
+            hints=hints,
+            asked=Asked(messages=conversation.messages, keys=keys, history=histories[-1], tools=tools),
+            answered_before=len(self._nodes),
+        )
+        if asked in self._asked:
+            twin = self._nodes[self._asked[asked]]
+            return replace(place, parent=twin.parent, told=_retry(twin.node_id), prompt_ids=twin.prompt_ids)
+        if answered in self._answered:
+            told = Told(edge=Edge.CONTINUATION, reason="messages_extend")
+            return replace(place, parent=self._answered[answered], told=told, covered=covered)
+        return place
+
+    def unextendable(self, place: Place) -> Place:
+        """Return the place of a call whose tokens cannot extend those of the parent that its messages have."""
+        told = Told(edge=Edge.UNEXTENDABLE, reason="renderer_cannot_extend", link=place.parent)
+        return replace(place, parent=None, told=told, covered=0)
 
     def restore(self, messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
         """Return the messages with every answer that this session gave in its own spelling."""
@@ -107,65 +157,195 @@ class SessionTree:
         *,
         prompt_ids: tuple[int, ...],
         completion: Completion,
+        call_id: str = "",
         started_s: float = 0.0,
         seconds: float = 0.0,
     ) -> Node:
         """Add an answered call.
 
         `prompt_ids` are the tokens between the parent's last drawn one and the call's first one; `answer` is the
-        assistant message that the harness gets. Calls that ran at the same time are told apart here: the second of two
-        equal ones becomes a RETRY.
+        assistant message that the harness gets, and `call_id` what it may call it by. What happened since the call was
+        placed is made up for here: the same prompt may have been answered, or a conversation that it goes on from.
         """
-        parent_length = self.length(place.parent)
+        node_id = len(self._nodes)
+        place, prompt_ids = self._settle(place, prompt_ids)
+        told = self._explain(place, prompt_ids)
+        before = self.length(place.parent)
         node = Node(
-            node_id=len(self._nodes),
+            node_id=node_id,
             parent=place.parent,
-            edge=self._settle(place, prompt_ids),
+            edge=told.edge,
+            reason=told.reason,
+            link=told.link,
             prompt_ids=prompt_ids,
-            completion=keep_experts(completion, parent_length=parent_length),
+            completion=keep_experts(completion, parent_length=before),
             started_s=started_s,
             seconds=seconds,
         )
-        conversation = place.conversation
-        known = 0 if place.parent is None else self._facts[place.parent].num_messages
+        is_whole = self._is_whole(place)
+        known = 0 if is_whole or place.parent is None else self._facts[place.parent].num_messages
+        messages = place.conversation.messages
         facts = _Facts(
-            length=parent_length + len(prompt_ids) + len(completion.token_ids),
-            messages=(*conversation.messages[known:], answer),
-            num_messages=len(conversation.messages) + 1,
-            tools=conversation.tools,
+            length=before + len(prompt_ids) + len(completion.token_ids),
+            messages=(*messages[known:], answer),
+            num_messages=len(messages) + 1,
+            is_whole=is_whole,
+            tools=place.conversation.tools,
+            hints=place.hints,
         )
         self._nodes.append(node)
         self._facts.append(facts)
-        self._index(node.node_id, place, answer)
+        self._index(node, place, answer)
+        self._relations.learn(
+            told, parent=place.parent, answer=answer, asked=place.answered_before, length=facts.length, call_id=call_id
+        )
+        self._adopt(node)
         return node
 
-    def longest_conversation(self) -> Conversation:
-        """Return the conversation with the most messages, for people; the newest of equals."""
-        if not self._nodes:
-            return Conversation(messages=())
-        deepest = max(self._nodes, key=lambda node: (self._facts[node.node_id].num_messages, node.node_id)).node_id
+    def agent(self, node_id: int) -> int:
+        """Return the root of the agent that a call belongs to: sub-agents are agents of their own."""
+        return self._relations.agent(node_id)
+
+    def conversations(self) -> list[Shown]:
+        """Return the longest conversation that grew from each root, for people; the newest of equals."""
+        longest: dict[int, int] = {}
+        for node in self._nodes:
+            root = self._root(node.node_id)
+            best = longest.get(root, root)
+            if self._facts[node.node_id].num_messages >= self._facts[best].num_messages:
+                longest[root] = node.node_id
+        return [
+            Shown(root=root, node_id=leaf, conversation=self._conversation(leaf))
+            for root, leaf in sorted(longest.items())
+        ]
+
+    def answer(self, node_id: int) -> dict[str, object]:
+        """Return the message that the harness got for a call."""
+        return self._facts[node_id].messages[-1]
+
+    def _conversation(self, leaf: int) -> Conversation:
         pieces: list[tuple[dict[str, object], ...]] = []
-        node_id: int | None = deepest
+        node_id: int | None = leaf
         while node_id is not None:
-            pieces.append(self._facts[node_id].messages)
-            node_id = self._nodes[node_id].parent
+            facts = self._facts[node_id]
+            pieces.append(facts.messages)
+            node_id = None if facts.is_whole else self._nodes[node_id].parent
         messages = tuple(message for piece in reversed(pieces) for message in piece)
-        return Conversation(messages=messages, tools=self._facts[deepest].tools)
+        return Conversation(messages=messages, tools=self._facts[leaf].tools)
 
-    def _settle(self, place: Place, prompt_ids: tuple[int, ...]) -> Edge:
-        """Return the edge again, now that calls which ran at the same time may have been attached."""
-        twin = self._asked.get((place.history, place.tools))
-        if twin is not None and self._nodes[twin].parent == place.parent and self._nodes[twin].prompt_ids == prompt_ids:
-            return Edge.RETRY
-        return Edge.REWRITE if place.edge is Edge.ROOT and self._nodes else place.edge
+    def _root(self, node_id: int) -> int:
+        while (parent := self._nodes[node_id].parent) is not None:
+            node_id = parent
+        return node_id
 
-    def _index(self, node_id: int, place: Place, answer: dict[str, object]) -> None:
-        key = message_key(answer)
-        history = extend_history(place.history, key)
-        self._asked[place.history, place.tools] = node_id
-        self._answered[history, place.tools] = node_id
-        self._histories |= {place.history, history}
+    def _is_whole(self, place: Place) -> bool:
+        """Return whether the parent's messages may be others than those that the request begins with."""
+        if place.parent is None or place.told is None or place.told.reason == TOKENS_EXTEND:
+            return True
+        return place.told.edge is Edge.RETRY and place.told.link is not None and self._facts[place.told.link].is_whole
+
+    def _settle(self, place: Place, prompt_ids: tuple[int, ...]) -> tuple[Place, tuple[int, ...]]:
+        """Return the place again, now that calls which ran at the same time may have been attached."""
+        twin = self._tokens.twin(place.parent, prompt_ids)
+        if twin is not None:
+            known = self._nodes[twin]
+            return replace(place, parent=known.parent, told=_retry(twin)), known.prompt_ids
+        if place.parent is None and (parent := self._tokens.longest(prompt_ids)) is not None:
+            told = Told(edge=Edge.CONTINUATION, reason=TOKENS_EXTEND)
+            return replace(place, parent=parent, told=told), prompt_ids[self.length(parent) :]
+        return place, prompt_ids
+
+    def _explain(self, place: Place, prompt_ids: tuple[int, ...]) -> Told:
+        """Return why a call has its edge."""
+        told = place.told
+        if told is not None and told.edge is Edge.CONTINUATION:
+            return self._returned(place) or told
+        if not self._nodes:
+            return Told(edge=Edge.ROOT, reason="first_call")
+        opening = Opening(
+            messages=place.conversation.messages,
+            hints=place.hints,
+            asked=place.answered_before,
+            prompt_tokens=len(prompt_ids),
+            kin=self._kinship.of(place.asked) if told is None else told,
+        )
+        if told is None or told.edge is not Edge.RETRY:
+            return self._relations.of(opening)
+        assert told.link is not None
+        twin = self._nodes[told.link]
+        if twin.edge is Edge.COMPACTION:
+            # Two summaries with the same words: the harness did not ask again, it went on.
+            summary = self._relations.repeated_summary(opening, since=twin.node_id)
+            return told if summary is None else Told(edge=twin.edge, reason=twin.reason, link=summary)
+        return told
+
+    def _returned(self, place: Place) -> Told | None:
+        """Return what makes a continuation the return of a sub-agent, which it may be the first to show."""
+        assert place.parent is not None
+        tail = place.conversation.messages[place.covered or self._facts[place.parent].num_messages :]
+        returned = self._relations.returned(place.parent, tail)
+        if returned is None:
+            return None
+        for root in returned.started_here:
+            told = {"edge": Edge.SUBAGENT_CALL, "reason": "answer_in_tool_result", "link": place.parent}
+            self._nodes[root] = replace(self._nodes[root], **told)
+        return Told(edge=Edge.SUBAGENT_RETURN, reason="answer_in_tool_result", link=returned.link)
+
+    def _index(self, node: Node, place: Place, answer: dict[str, object]) -> None:
+        asked, key = place.asked, message_key(answer)
+        self._asked[asked.history, asked.tools] = node.node_id
+        self._answered[extend_history(asked.history, key), asked.tools] = node.node_id
         self._answers[key] = answer
+        after = None if self._facts[node.node_id].is_whole else node.parent
+        known = 0 if after is None else self._facts[after].num_messages
+        self._kinship.add(asked, after=after, keys=(*asked.keys[known:], key))
+        drawn, length = node.completion.token_ids, self.length(node.node_id)
+        self._tokens.add(parent=node.parent, prompt_ids=node.prompt_ids, drawn=drawn, length=length)
+
+    def _adopt(self, parent: Node) -> None:
+        """Make children of all roots whose tokens go on from a call that was answered after them."""
+        length, drawn = self.length(parent.node_id), parent.completion.token_ids
+        for node in [self._nodes[root] for root in self._roots]:
+            prompt_ids = node.prompt_ids
+            # The drawn tokens alone refuse nearly all of them, at once.
+            if prompt_ids[length - len(drawn) : length] != drawn:
+                continue
+            if len(prompt_ids) > length and self._tokens.begins(parent.node_id, prompt_ids, length=length):
+                is_retry = node.edge is Edge.RETRY
+                self._nodes[node.node_id] = replace(
+                    node,
+                    parent=parent.node_id,
+                    edge=Edge.RETRY if is_retry else Edge.CONTINUATION,
+                    reason=node.reason if is_retry else LATE_PARENT,
+                    link=node.link if is_retry else None,
+                    prompt_ids=prompt_ids[length:],
+                    completion=keep_experts(node.completion, parent_length=length),
+                )
+                self._relations.move(node.node_id, parent.node_id)
+        self._roots = [root for root in self._roots if self._nodes[root].parent is None]
+        if parent.parent is None:
+            self._roots.append(parent.node_id)
+
+    def _calls(self) -> list[Call]:
+        """Return all calls for rules to look at."""
+        branch = [1] * len(self._nodes)
+        for node in reversed(_parents_first(self._nodes)):
+            before = node.link if node.edge in _CONTINUE_LINK else node.parent
+            if before is not None:
+                branch[before] += branch[node.node_id]
+        return [
+            Call(
+                node_id=node.node_id,
+                is_root=node.parent is None,
+                edge=node.edge,
+                is_guess=node.reason == "tool_call_open",
+                hints=facts.hints,
+                messages=facts.messages[:-1],
+                has_tools=bool(facts.tools),
+                num_calls=branch[node.node_id],
+            )
+            for node, facts in zip(self._nodes, self._facts, strict=True)
+        ]
 
 
 def keep_experts(completion: Completion, *, parent_length: int) -> Completion:
@@ -181,6 +361,35 @@ def keep_experts(completion: Completion, *, parent_length: int) -> Completion:
     kept = experts.expert_ids[(first - experts.start) * row_bytes :]
     sliced = Experts(start=first, num_layers=experts.num_layers, top_k=experts.top_k, expert_ids=kept)
     return replace(completion, experts=sliced)
+
+
+def _retry(node_id: int) -> Told:
+    return Told(edge=Edge.RETRY, reason="same_prompt", link=node_id)
+
+
+def _parents_first(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes in their order, each behind its parent."""
+    ordered: list[Node] = []
+    placed: set[int] = set()
+    for node in nodes:
+        path: list[Node] = []
+        current: Node | None = node
+        while current is not None and current.node_id not in placed:
+            path.append(current)
+            current = None if current.parent is None else nodes[current.parent]
+        placed |= {one.node_id for one in path}
+        ordered += reversed(path)
+    return ordered
+
+
+def _without_links_to(nodes: Sequence[Node], auxiliary_ids: set[int]) -> list[Node]:
+    """Return nodes of which none goes on from a call that is nothing of the task."""
+    return [
+        replace(node, edge=Edge.ROOT, reason="own_conversation", link=None)
+        if node.edge in (Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE) and node.link in auxiliary_ids
+        else node
+        for node in nodes
+    ]
 
 
 def _count_to_last_answer(messages: Sequence[dict[str, object]]) -> int:

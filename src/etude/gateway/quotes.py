@@ -1,0 +1,47 @@
+"""Whether one text was made from another: harnesses wrap what they quote, and change the white space around it."""
+
+import re
+from collections.abc import Mapping
+
+_TAGS = re.compile(r"</?summary>", re.IGNORECASE)
+_TAGGED = re.compile(r"<summary>(.*?)</summary>", re.IGNORECASE | re.DOTALL)
+_MOST_CHARS = 1 << 18
+
+LEAST_CHARS = 24
+"""Shorter quotes count only as lines of their own: a word such as "ok" is in every long text."""
+
+
+class Quoting:
+    """A text that may quote others; its first 262,144 characters are looked at."""
+
+    def __init__(self, text: str) -> None:
+        text = text[:_MOST_CHARS]
+        self._blank_free = blank_free(text)
+        self._lines = _lines(text)
+
+    def quotes(self, text: str) -> bool:
+        """Return whether all of a text is in here: anywhere if it is long, else as lines of its own."""
+        sought = blank_free(text)
+        if len(sought) >= LEAST_CHARS:
+            return sought in self._blank_free
+        return bool(sought) and _lines(text) in self._lines
+
+
+def blank_free(text: str) -> str:
+    """Return a text with each stretch of white space as one blank, and none around it."""
+    return " ".join(text[:_MOST_CHARS].split())
+
+
+def text_of(message: Mapping[str, object]) -> str:
+    """Return the text of a message."""
+    return str(message.get("content") or "")
+
+
+def quotable(text: str) -> tuple[str, ...]:
+    """Return what of an answer others quote: all of it, and what it marks as its summary."""
+    return (text, *(found[1] for found in _TAGGED.finditer(text[:_MOST_CHARS])))
+
+
+def _lines(text: str) -> str:
+    lines = "\n".join(" ".join(line.split()) for line in _TAGS.sub("\n", text).splitlines()).strip("\n")
+    return f"\n{lines}\n"

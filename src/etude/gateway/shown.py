@@ -1,0 +1,55 @@
+"""What of a finished session people are shown besides its tokens: conversations, and names of tools."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import msgspec
+
+from etude.gateway.quotes import text_of
+from etude.gateway.tree import SessionTree
+from etude.interfaces import ShownConversation
+from etude.types import Edge, Node
+
+MOST_CONVERSATIONS = 64
+MOST_CHARS = 4 << 20
+"""Of all conversations but the first, together."""
+_OF_THEIR_OWN = (Edge.ROOT, Edge.COMPACTION, Edge.SUBAGENT_CALL, Edge.AUXILIARY)
+"""Roots of conversations that say something new; a changed history repeats another one."""
+_MOST_NAMES, _MOST_NAME_CHARS = 16, 64
+
+
+def shown_conversations(tree: SessionTree, nodes: Sequence[Node]) -> list[ShownConversation]:
+    """Return the main agent's longest conversation, then those of the other roots, as many as are worth keeping."""
+    edges = {node.node_id: node.edge for node in nodes}
+    found = tree.conversations()
+    if not found:
+        return []
+    main = min(found, key=lambda shown: (edges[tree.agent(shown.root)] is Edge.AUXILIARY, tree.agent(shown.root)))
+    of_main = [shown for shown in found if tree.agent(shown.root) == tree.agent(main.root)]
+    first = max(of_main, key=lambda shown: (len(shown.conversation.messages), shown.node_id))
+    kept, chars = [first], 0
+    for shown in found:
+        if shown is first or edges[shown.root] not in _OF_THEIR_OWN or len(kept) == MOST_CONVERSATIONS:
+            continue
+        chars += sum(_num_chars(message) for message in shown.conversation.messages)
+        if chars <= MOST_CHARS:
+            kept.append(shown)
+    return [
+        ShownConversation(node=shown.node_id, messages=shown.conversation.messages, tools=shown.conversation.tools)
+        for shown in kept
+    ]
+
+
+def tool_names(tree: SessionTree, nodes: Sequence[Node]) -> dict[int, tuple[str, ...]]:
+    """Return the tools that answers call, by call."""
+    named: dict[int, tuple[str, ...]] = {}
+    for node in nodes:
+        calls = cast("Sequence[Mapping[str, Mapping[str, str]]]", tree.answer(node.node_id).get("tool_calls") or ())
+        if calls:
+            names = (str(call["function"]["name"])[:_MOST_NAME_CHARS] for call in calls[:_MOST_NAMES])
+            named[node.node_id] = tuple(names)
+    return named
+
+
+def _num_chars(message: Mapping[str, object]) -> int:
+    return len(text_of(message)) + len(msgspec.json.encode(message.get("tool_calls")))
