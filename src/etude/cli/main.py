@@ -47,6 +47,7 @@ COMMANDS = {
     "verify": Entry("etude.cli.verify:verify", "Check that a run is what it claims."),
     "chaos": Entry("etude.cli.chaos:chaos", "Run a recipe while killing its processes, then verify it."),
     "tasks": Entry("etude.cli.tasks:tasks", "Check task directories."),
+    "weights": Entry("etude.cli.weights:weights", "Read the versions that a run publishes; keep any engine current."),
     "gateway": Entry("etude.cli.gateway:gateway", "Check how conversations become tokens."),
     "config": Entry("etude.cli.config:config", "Print a resolved configuration, or its schema."),
     "serve-sampler": Entry("etude.cli.stages:serve_sampler", hidden=True),

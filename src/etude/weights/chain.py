@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from etude.errors import IntegrityError
-from etude.types import Head, Manifest, RoutePage
+from etude.types import Head
 
 FORMAT = 2
 MAX_HEAD_BYTES = 4096
@@ -19,7 +19,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WRITER = re.compile(r"[0-9a-f]{0,32}")
 _MAX_COUNT = 1 << 53
 """Of versions and epochs: whole numbers that every reader of JSON has."""
-_Record = TypeVar("_Record", Head, Manifest, RoutePage)
+_Record = TypeVar("_Record", bound=msgspec.Struct)
 
 
 class ChainKeys(msgspec.Struct, frozen=True):

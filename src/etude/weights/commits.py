@@ -10,8 +10,8 @@ from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage
 from etude.weights.digest import version_digest
 from etude.weights.fencing import Claim
 from etude.weights.manifests import encode_manifest, parse_manifest
+from etude.weights.paths import MAX_VERSION_BYTES, read_routes
 from etude.weights.ranks import Share, merged
-from etude.weights.reader import MAX_VERSION_BYTES, read_routes
 from etude.weights.routes import MAX_PAGE_BYTES, anchor_is_due, encode_page, extended, parse_page
 
 Announce = Callable[[Published], Awaitable[None]]

@@ -1,6 +1,7 @@
-"""New policy versions for a sampler: found, verified and staged before anything is touched."""
+"""New policy versions for a reader: found, verified and built before anything of the reader's is touched."""
 
-from collections.abc import AsyncGenerator
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 from torch import Tensor
@@ -8,11 +9,18 @@ from torch import Tensor
 from etude.errors import IntegrityError, StoreError
 from etude.interfaces import Clock, ObjectStore
 from etude.types import Head
-from etude.weights.chain import HEAD_KEY
-from etude.weights.reader import MAX_VERSION_BYTES, LoadedVersion, load_head, read_head
+from etude.weights.chain import WEIGHTS, ChainKeys
+from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects
+from etude.weights.heads import HeadWatch
+from etude.weights.leases import LeaseKeeper
+from etude.weights.paths import MAX_VERSION_BYTES, Held, Path, find_path
+from etude.weights.planner import bytes_of
+from etude.weights.reader import LoadedVersion, build
 from etude.weights.tensors import unflatten
 
 _MAX_BACKOFF_S = 10.0
+_JITTER = 0.2
+"""Share of the period by which looks at the head are spread, so that many readers do not come at once."""
 
 
 class StagedVersion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -25,27 +33,143 @@ class StagedVersion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     tensors: dict[str, Tensor]
 
 
-class Follower:
-    """Follows the head of a run's weights, skipping to the newest version when it lags."""
+class PathFollower:
+    """Finds out where the head is, and the cheapest way there, again and again."""
 
     def __init__(
         self,
         store: ObjectStore,
         *,
         clock: Clock,
+        keys: ChainKeys = WEIGHTS,
         poll_s: float = 0.2,
         attempts: int = 5,
         max_bytes: int = MAX_VERSION_BYTES,
+        lease: LeaseKeeper | None = None,
+        seed: int | None = None,
     ) -> None:
-        """Look at the head every `poll_s` seconds; give a version `attempts` tries with growing pauses between."""
-        self.waiting_for = f"the first {HEAD_KEY}"
+        """Look at the head about every `poll_s` seconds; give a version `attempts` tries with growing pauses between.
+
+        With a `lease`, nothing that a path needs is deleted while the reader is on it.
+        """
+        self.waiting_for = f"the first {keys.head}"
         """What the follower waits for, for people."""
+        self.num_versions = 0
+        """That were reached."""
+        self.planned_bytes = 0
+        """Of the paths to them."""
+        self.keys = keys
         self._store = store
         self._clock = clock
         self._poll_s = poll_s
         self._attempts = attempts
         self._max_bytes = max_bytes
-        self._held: LoadedVersion | None = None
+        self._lease = lease
+        self._random = random.Random(seed)
+        self._watch = HeadWatch(store, keys=keys)
+
+    async def pause(self) -> None:
+        """Wait until the next look."""
+        await self._clock.sleep(self._poll_s * self._random.uniform(1 - _JITTER, 1 + _JITTER))
+
+    async def poll(self, held: Callable[[], Held | None], arrive: Callable[[Path], Awaitable[None]]) -> bool:
+        """Go to the head's version and return True, or False when it is the one `held` or nothing is published.
+
+        `arrive` builds the version that a path leads to. A try that finds damaged bytes is followed by tries that start
+        from nothing.
+
+        Raises:
+            IntegrityError: The chain stays damaged, or the head went back.
+            StoreError: The store stays out of reach.
+        """
+        anew = False
+        for attempt in range(1, self._attempts + 1):
+            try:
+                return await self._go(held(), None if anew else held(), arrive)
+            except StoreError as error:
+                if attempt == self._attempts:
+                    error.add_note(f"after {attempt} attempts; this reader keeps the weights it has")
+                    raise
+                anew = anew or isinstance(error, IntegrityError)
+                self.waiting_for = f"attempt {attempt + 1} of {self._attempts} after: {error}"
+                pause = min(self._poll_s * 2.0**attempt, _MAX_BACKOFF_S)
+                await self._clock.sleep(pause * self._random.uniform(1 - _JITTER, 1))
+        return False
+
+    async def close(self) -> None:
+        """Give the lease back."""
+        if self._lease is not None:
+            await self._lease.release()
+
+    async def _go(self, held: Held | None, start: Held | None, arrive: Callable[[Path], Awaitable[None]]) -> bool:
+        seen = await self._watch.look()
+        if seen is None or held == Held(lineage=seen.head.lineage, version=seen.head.version, digest=seen.head.digest):
+            self.waiting_for = f"a version after {held.version}" if held else f"the first {self.keys.head}"
+            if seen is not None:
+                self._watch.settle(seen)
+            if held is not None and self._lease is not None:
+                await self._lease.hold(held.lineage, held.version, wanted=held.version)
+            return False
+        self.waiting_for = f"the objects of version {seen.head.version}"
+        path = await self._path(seen.head, start)
+        await arrive(path)
+        self._watch.settle(seen)
+        self.num_versions += 1
+        self.planned_bytes += bytes_of(path.routes)
+        return True
+
+    async def _path(self, head: Head, start: Held | None) -> Path:
+        """Return a path whose objects stay until the reader has arrived."""
+        path = await find_path(self._store, head, held=start, max_bytes=self._max_bytes, keys=self.keys)
+        lease = self._lease
+        if lease is None or lease.covers(path.lineage, path.oldest):
+            return path
+        await lease.hold(path.lineage, path.oldest, wanted=head.version)
+        # Either the floor rose before the lease was written, and this look shows it, or whoever raises it will see the
+        # lease before deleting anything.
+        now = await self._watch.look()
+        if now is not None and (now.head.lineage != head.lineage or now.head.floor > path.oldest):
+            msg = f"the floor of {self.keys.root} has passed version {path.oldest}; starting again from the head"
+            raise StoreError(msg)
+        return path
+
+
+class Follower:
+    """Follows a chain in memory, skipping to the newest version when it lags."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        keys: ChainKeys = WEIGHTS,
+        poll_s: float = 0.2,
+        attempts: int = 5,
+        max_bytes: int = MAX_VERSION_BYTES,
+        objects: Objects | None = None,
+        in_flight_bytes: int = IN_FLIGHT_BYTES,
+        lease: LeaseKeeper | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """As `PathFollower`; objects come from `objects`, or straight from the store."""
+        self.paths = PathFollower(
+            store,
+            clock=clock,
+            keys=keys,
+            poll_s=poll_s,
+            attempts=attempts,
+            max_bytes=max_bytes,
+            lease=lease,
+            seed=seed,
+        )
+        self._objects = objects or StoreObjects(store)
+        self._in_flight_bytes = in_flight_bytes
+        self._loaded: LoadedVersion | None = None
+
+    @property
+    def waiting_for(self) -> str:
+        """What the follower waits for, for people."""
+        return self.paths.waiting_for
 
     async def staged(self) -> AsyncGenerator[StagedVersion]:
         """Yield each version once its weights are verified, forever; versions published meanwhile are skipped.
@@ -56,40 +180,17 @@ class Follower:
             staged = await self.poll()
             if staged is not None:
                 yield staged
-            await self._clock.sleep(self._poll_s)
+            await self.paths.pause()
 
     async def poll(self) -> StagedVersion | None:
         """Return the head's version, or None when it is the last one returned or nothing is published.
 
-        A try that finds damaged bytes is followed by tries that start from the anchor.
-
-        Raises:
-            IntegrityError: The chain stays damaged, or the head went back within its lineage.
-            StoreError: The store stays out of reach.
+        Errors as in `PathFollower.poll`.
         """
-        base = self._held
-        for attempt in range(1, self._attempts + 1):
-            try:
-                return await self._look(base)
-            except StoreError as error:
-                if attempt == self._attempts:
-                    error.add_note(f"after {attempt} attempts; this sampler keeps the weights it has")
-                    raise
-                if isinstance(error, IntegrityError):
-                    base = None
-                self.waiting_for = f"attempt {attempt + 1} of {self._attempts} after: {error}"
-                await self._clock.sleep(min(self._poll_s * 2.0**attempt, _MAX_BACKOFF_S))
-        return None
-
-    async def _look(self, base: LoadedVersion | None) -> StagedVersion | None:
-        head = await read_head(self._store)
-        if head is None or self._is_held(head):
-            self.waiting_for = f"a version after {self._held.version}" if self._held else f"the first {HEAD_KEY}"
+        if not await self.paths.poll(self._held, self._arrive):
             return None
-        self.waiting_for = f"the objects of version {head.version}"
-        held = base if base and base.lineage == head.lineage else None
-        loaded = await load_head(self._store, head, held=held, max_bytes=self._max_bytes)
-        self._held = loaded
+        loaded = self._loaded
+        assert loaded is not None
         return StagedVersion(
             lineage=loaded.lineage,
             version=loaded.version,
@@ -98,14 +199,14 @@ class Follower:
             tensors={name: unflatten(flat) for name, flat in loaded.tensors.items()},
         )
 
-    def _is_held(self, head: Head) -> bool:
-        held = self._held
-        if held is None or held.lineage != head.lineage or held.version < head.version:
-            return False
-        if (held.version, held.digest) == (head.version, head.digest):
-            return True
-        msg = (
-            f"{HEAD_KEY} went from version {held.version} to {head.version} within lineage {head.lineage}; "
-            f"weights only grow: resume the trainer, which starts a new lineage"
+    async def close(self) -> None:
+        """Give the lease back."""
+        await self.paths.close()
+
+    def _held(self) -> Held | None:
+        return self._loaded.held if self._loaded else None
+
+    async def _arrive(self, path: Path) -> None:
+        self._loaded = await build(
+            path, self._objects, base=self._loaded, keys=self.paths.keys, in_flight_bytes=self._in_flight_bytes
         )
-        raise IntegrityError(msg)

@@ -17,8 +17,9 @@ from etude.weights.commits import Announce, Committer, tell_nobody
 from etude.weights.digest import version_digest
 from etude.weights.fencing import claim
 from etude.weights.packing import slices
+from etude.weights.paths import read_manifest, read_routes
 from etude.weights.ranks import RankWriter, Snapshot, entries_of, snapshot_of
-from etude.weights.reader import load_head, read_manifest, read_routes
+from etude.weights.reader import load_head
 from etude.weights.skips import Skips
 from etude.weights.tensors import FlatTensor, snapshot
 

@@ -7,9 +7,10 @@ from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
 from etude.types import Manifest
 from etude.weights.chain import WEIGHTS
+from etude.weights.decoding import apply
 from etude.weights.digest import object_name
 from etude.weights.manifests import MAX_MANIFEST_BYTES, object_sizes, parse_manifest
-from etude.weights.reader import MAX_VERSION_BYTES, apply
+from etude.weights.paths import MAX_VERSION_BYTES
 from etude.weights.tensors import FlatTensor
 
 _SCHEMA = """

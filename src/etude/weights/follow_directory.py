@@ -1,0 +1,65 @@
+"""A Hugging Face directory kept at the newest version of a chain."""
+
+from collections.abc import AsyncGenerator
+
+from etude.types import Manifest
+from etude.weights.directory import DirectoryState, WeightsDirectory
+from etude.weights.downloads import Objects
+from etude.weights.follower import PathFollower
+from etude.weights.paths import Path, walk
+from etude.weights.updates import Update, update_of
+
+
+class DirectorySink:
+    """Builds versions in a directory; each of them is complete there before the next is begun."""
+
+    def __init__(self, directory: WeightsDirectory) -> None:
+        self._directory = directory
+        self._update: Update | None = None
+
+    def begin(self, manifest: Manifest) -> None:
+        """Prepare the update to a version."""
+        self._update = update_of(self._directory, manifest)
+
+    def add(self, manifest: Manifest, name: str, data: bytes) -> None:
+        """Take one of its objects."""
+        del manifest
+        assert self._update is not None
+        self._update.add(name, data)
+
+    def end(self, manifest: Manifest) -> None:
+        """Make the directory this version."""
+        del manifest
+        assert self._update is not None
+        self._update.commit()
+
+
+class DirectoryFollower:
+    """Follows a chain on disk. A directory that lags passes through the versions on its way, each whole."""
+
+    def __init__(self, directory: WeightsDirectory, *, paths: PathFollower, objects: Objects) -> None:
+        """Write to a directory that was opened, and that nobody else writes to."""
+        self._directory = directory
+        self._paths = paths
+        self._objects = objects
+
+    async def states(self) -> AsyncGenerator[DirectoryState]:
+        """Yield what the directory is whenever it has come to the head's version, forever. Errors as in `poll`."""
+        while True:
+            state = await self.poll()
+            if state is not None:
+                yield state
+            await self._paths.pause()
+
+    async def poll(self) -> DirectoryState | None:
+        """Bring the directory to the head's version; None when it is there or nothing is published.
+
+        Raises:
+            IntegrityError: The chain stays damaged, or its head went back.
+            StoreError: The store stays out of reach.
+            OSError: The disk is full, or refuses; opened again the directory is at the old version or at the new one.
+        """
+        return self._directory.state if await self._paths.poll(lambda: self._directory.held, self._arrive) else None
+
+    async def _arrive(self, path: Path) -> None:
+        await walk(path, self._objects, DirectorySink(self._directory), keys=self._paths.keys)

@@ -1,0 +1,229 @@
+"""What of a chain is still needed, and how the rest goes without pulling it from under a reader.
+
+First the head's floor rises: readers that begin afterwards do not start below it. Then what nobody needs is marked.
+Only after a grace, and only what is still not needed then, is deleted. Marks lie in the store, so whoever is killed in
+between loses nothing: the next collection goes on.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from etude.errors import ObjectMissingError, StoreError
+from etude.interfaces import Clock, ErasableStore, ObjectStore
+from etude.telemetry.clock import wall_time
+from etude.types import Head, PageName, Route
+from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, decode_record, parse_head
+from etude.weights.leases import ReaderLease, read_leases
+from etude.weights.manifests import object_sizes
+from etude.weights.paths import read_manifest, read_pages, start_of
+
+KEEP_ANCHORS = 2
+GRACE_S = 600.0
+"""Longer than the longest download of a reader without a lease, and than lists of the store are late."""
+ORPHAN_GRACE_S = 86_400.0
+"""Longer than the longest upload: what nothing leads to may belong to a version that is about to be published."""
+_MAX_MARKS_BYTES = 64 << 20
+_SWAP_ATTEMPTS = 20
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """Something that was not needed at some moment."""
+
+    key: str
+    since: float
+    """Seconds since 1970, UTC."""
+    orphan: bool
+    """Nothing was found that leads to it."""
+
+
+class Marks(msgspec.Struct, frozen=True, kw_only=True):
+    """All marks of a chain, `{root}/garbage.json`."""
+
+    marks: tuple[Mark, ...] = ()
+    format: int = 1
+
+
+class Collected(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection did or, if it only looked, would do."""
+
+    lineage: str
+    floor: int
+    """Oldest version that readers may start from."""
+    readers: int
+    """Live leases."""
+    kept: int
+    """Objects, manifests and pages of routes that are needed."""
+    deleted: tuple[str, ...]
+    waiting: int
+    """What nothing leads to, younger than its grace."""
+
+
+class Survey(NamedTuple):
+    """A chain at one moment."""
+
+    data: bytes
+    """Of the head."""
+    head: Head
+    floor: int
+    """To which the head's can rise."""
+    leases: Sequence[ReaderLease]
+    kept: frozenset[str]
+    dropped: frozenset[str]
+    """Keys that routes below the floor lead to, and no others."""
+
+
+async def collect(
+    store: ErasableStore,
+    *,
+    clock: Clock,
+    keys: ChainKeys = WEIGHTS,
+    keep: int = KEEP_ANCHORS,
+    grace_s: float = GRACE_S,
+    orphan_grace_s: float = ORPHAN_GRACE_S,
+    dry_run: bool = False,
+    wall: Callable[[], float] = wall_time,
+) -> Collected | None:
+    """Delete what neither the newest `keep` anchors nor a live lease needs; None when nothing was published.
+
+    Takes `grace_s` when there is something to delete.
+
+    Raises:
+        StoreError: The store failed, or the chain or a lease is damaged; nothing that is needed was deleted.
+    """
+    found = await survey(store, keys, keep=keep, now=wall())
+    if found is None:
+        return None
+    if dry_run:
+        marks = await _marked(store, keys, found, wall())
+        return _collected(found, sorted(found.dropped), sum(mark.orphan for mark in marks))
+    found = await _raise_floor(store, keys, found, keep, wall)
+    marks = await _marked(store, keys, found, wall())
+    if not marks:
+        return _collected(found, (), 0)
+    await _write_marks(store, keys, marks)
+    await clock.sleep(max([0.0, *(mark.since + grace_s - wall() for mark in marks if not mark.orphan)]))
+    # Meanwhile a lease that was written before the floor rose has become visible, or an orphan was published.
+    now = wall()
+    found = await survey(store, keys, keep=keep, now=now)
+    assert found is not None
+    due = [
+        mark.key
+        for mark in marks
+        if mark.key not in found.kept and now - mark.since >= (orphan_grace_s if mark.orphan else grace_s)
+    ]
+    for key in due:
+        await store.delete(key)
+    gone = set(due)
+    left = [mark for mark in marks if mark.key not in gone and mark.key not in found.kept]
+    await _write_marks(store, keys, left)
+    return _collected(found, due, len(left))
+
+
+async def survey(store: ObjectStore, keys: ChainKeys, *, keep: int, now: float) -> Survey | None:
+    """Return what of the chain is needed at a moment; None when nothing was published.
+
+    Raises:
+        StoreError: Something that is needed cannot be read.
+    """
+    try:
+        data = await store.get(keys.head, max_bytes=MAX_HEAD_BYTES)
+    except ObjectMissingError:
+        return None
+    head = parse_head(data, keys=keys)
+    leases = await read_leases(store, keys, now=now)
+    pages = await read_pages(store, PageName(head.lineage, head.routes), enough=lambda _: False, keys=keys)
+    needed: dict[str, int] = {}
+    for lease in leases:
+        needed[lease.lineage] = min(lease.version, needed.get(lease.lineage, lease.version))
+    own = [route for _, page in pages if page.lineage == head.lineage for route in page.routes]
+    anchors = sorted((route.version for route in own if route.base is None), reverse=True)
+    highest = min(anchors[keep - 1] if len(anchors) >= keep else 0, needed.get(head.lineage, head.version))
+    floor = max(head.floor, highest)
+    needed[head.lineage] = min(floor, needed.get(head.lineage, floor))
+    kept: set[str] = set()
+    dropped: set[str] = set()
+    for name, page in reversed(pages):
+        routes = [route for route in page.routes if start_of(route) >= needed.get(page.lineage, sys.maxsize)]
+        # A page that leads to one that is needed is needed too.
+        (kept if routes or kept else dropped).add(keys.object(name.lineage, name.page))
+        kept |= await _reached(store, keys, page.lineage, routes)
+        dropped |= await _reached(store, keys, page.lineage, set(page.routes) - set(routes), gone=True)
+    return Survey(data, head, floor, leases, frozenset(kept), frozenset(dropped - kept))
+
+
+async def _reached(
+    store: ObjectStore, keys: ChainKeys, lineage: str, routes: Iterable[Route], *, gone: bool = False
+) -> set[str]:
+    """Return the keys of the manifests of routes and of their objects; manifests may be `gone` before their objects."""
+    reached: set[str] = set()
+    for route in routes:
+        try:
+            manifest = await read_manifest(store, lineage, route, keys=keys)
+        except ObjectMissingError:
+            if gone:
+                continue
+            raise
+        reached.add(keys.manifest(lineage, route.version, route.manifest))
+        reached |= {keys.object(lineage, name) for name in object_sizes(manifest)}
+    return reached
+
+
+async def _raise_floor(
+    store: ErasableStore, keys: ChainKeys, found: Survey, keep: int, wall: Callable[[], float]
+) -> Survey:
+    """Move the head's floor, and nothing else of it, while its publisher may be moving the rest."""
+    for _ in range(_SWAP_ATTEMPTS):
+        if found.floor == found.head.floor:
+            return found
+        risen = msgspec.json.encode(replace(found.head, floor=found.floor))
+        if await store.compare_and_swap(keys.head, risen, expected=found.data):
+            return found
+        again = await survey(store, keys, keep=keep, now=wall())
+        assert again is not None
+        found = again
+    msg = f"{keys.head} moved {_SWAP_ATTEMPTS} times in a row while its floor was to rise; collect again later"
+    raise StoreError(msg)
+
+
+async def _marked(store: ObjectStore, keys: ChainKeys, found: Survey, now: float) -> list[Mark]:
+    """Return the marks there are, without what is needed again, and new ones."""
+    try:
+        place = _marks_key(keys)
+        old = decode_record(await store.get(place, max_bytes=_MAX_MARKS_BYTES), Marks, place).marks
+    except ObjectMissingError:
+        old = ()
+    marks = {mark.key: mark for mark in old if mark.key not in found.kept}
+    for key in sorted(found.dropped):
+        if key not in marks or marks[key].orphan:
+            marks[key] = Mark(key, now, orphan=False)
+    for key in await store.list(keys.root):
+        apart = key in (keys.head, _marks_key(keys)) or key.startswith(f"{keys.readers}/")
+        if not apart and key not in found.kept and key not in marks:
+            marks[key] = Mark(key, now, orphan=True)
+    return list(marks.values())
+
+
+async def _write_marks(store: ErasableStore, keys: ChainKeys, marks: Sequence[Mark]) -> None:
+    if marks:
+        await store.put(_marks_key(keys), msgspec.json.encode(Marks(marks=tuple(marks))))
+    else:
+        await store.delete(_marks_key(keys))
+
+
+def _marks_key(keys: ChainKeys) -> str:
+    return f"{keys.root}/garbage.json"
+
+
+def _collected(found: Survey, deleted: Sequence[str], waiting: int) -> Collected:
+    return Collected(
+        lineage=found.head.lineage,
+        floor=found.floor,
+        readers=len(found.leases),
+        kept=len(found.kept),
+        deleted=tuple(deleted),
+        waiting=waiting,
+    )

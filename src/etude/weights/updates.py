@@ -1,0 +1,162 @@
+"""From one version of a directory to the next: collected beside it, then made to happen by its journal."""
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from etude.errors import IntegrityError
+from etude.policy.sum_hash import Sums, from_hex
+from etude.types import Box, Manifest, TensorEntry
+from etude.weights.boxes import part, runs
+from etude.weights.decoding import Decoded, check_digest, decode_object
+from etude.weights.digest import box_sums, tensor_digest
+from etude.weights.directory import DirectoryState, WeightsDirectory, mapped
+from etude.weights.disk import write_whole
+from etude.weights.journal import JournalWriter
+from etude.weights.shards import INDEX, Place, divide, header_of, index_of
+from etude.weights.tensors import DTYPES
+
+
+@runtime_checkable
+class Update(Protocol):
+    """A change of a directory that is being prepared."""
+
+    def add(self, name: str, data: bytes) -> None:
+        """Take one object of the manifest, verified; raise `IntegrityError` when it does not fit the weights."""
+        ...
+
+    def commit(self) -> None:
+        """Make the directory the manifest's version; raise `IntegrityError` unless that is exactly what it becomes."""
+        ...
+
+
+def update_of(directory: WeightsDirectory, manifest: Manifest) -> Update:
+    """Return the update to the version of a manifest: in place for differences, beside the old files for an anchor."""
+    return InPlace(directory, manifest) if manifest.base is not None else Anew(directory, manifest)
+
+
+class InPlace:
+    """Differences, to files that stay where they are. The journal holds new values of changed elements only."""
+
+    def __init__(self, directory: WeightsDirectory, manifest: Manifest) -> None:
+        """Begin; raise `IntegrityError` unless the directory is at exactly the base of the manifest."""
+        state = directory.state
+        base = (manifest.lineage, manifest.base, manifest.base_digest)
+        if state is None or (state.lineage, state.version, state.digest) != base:
+            msg = f"{directory.folder} is not at version {manifest.base}, to which {manifest.version} is a difference"
+            raise IntegrityError(msg)
+        check_same_tensors(directory.places, manifest)
+        self._directory = directory
+        self._manifest = manifest
+        self._journal = JournalWriter(directory.disk, directory.journal)
+        self._sums = {name: from_hex(digest) for name, digest in directory.digests.items()}
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write what the object changes into the journal."""
+        for found in decode_object(self._manifest, name, data, self._base):
+            entry = found.entry
+            unsigned = np.dtype(f"<u{DTYPES[entry.dtype].itemsize}")
+            old = self._base(entry, found.box)
+            elements = found.data.view(unsigned)
+            changed = np.flatnonzero(old.view(unsigned) != elements)
+            if changed.size:
+                place = self._directory.places[entry.name]
+                where = _in_tensor(found, changed)
+                self._journal.change(self._directory.folder / place.file, place.at, where, elements[changed])
+                self._sums[entry.name] = self._sums[entry.name].minus(_sums(found, old)).plus(_sums(found, found.data))
+
+    def commit(self) -> None:
+        """Change the files."""
+        for entry in self._manifest.tensors:
+            check_digest(self._manifest, entry, self._sums[entry.name].hex())
+        state = state_of(self._manifest)
+        self._journal.commit(state)
+        self._directory.carry_out()
+        self._directory.settle(state, {entry.name: entry.digest for entry in self._manifest.tensors})
+
+    def _base(self, entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
+        return part(self._directory.bytes_of(entry.name), entry.shape, box)
+
+
+class Anew:
+    """A whole version, into files beside the old ones, which it then replaces."""
+
+    def __init__(self, directory: WeightsDirectory, manifest: Manifest) -> None:
+        """Begin, with tensors in the files where they were if the old files hold the same tensors."""
+        self._directory = directory
+        self._manifest = manifest
+        tensors = [(entry.name, entry.dtype, entry.shape) for entry in manifest.tensors]
+        like = {name: place.file for name, place in directory.places.items()}
+        file_of = divide(tensors, like)
+        self._files = sorted(set(file_of.values()))
+        self._places: dict[str, Place] = {}
+        for file in self._files:
+            header, places = header_of([tensor for tensor in tensors if file_of[tensor[0]] == file], file)
+            directory.disk.remove(directory.work / file)
+            directory.disk.write(directory.work / file, header)
+            self._places |= places
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write the object's tensors."""
+        for found in decode_object(self._manifest, name, data, _no_base):
+            place = self._places[found.entry.name]
+            begins, run = runs(found.box, found.entry.shape)
+            width = DTYPES[found.entry.dtype].itemsize
+            for begin, row in zip(begins.tolist(), found.data.reshape(-1, run * width), strict=True):
+                self._directory.disk.write(self._directory.work / place.file, row.data, at=place.at + begin * width)
+
+    def commit(self) -> None:
+        """Check what was written, then put the files in place."""
+        directory = self._directory
+        for file in self._files:
+            directory.disk.sync(directory.work / file)
+        for entry in self._manifest.tensors:
+            place = self._places[entry.name]
+            data = mapped(directory.work / place.file, place)
+            check_digest(self._manifest, entry, tensor_digest(data, entry.dtype))
+        journal = JournalWriter(directory.disk, directory.journal)
+        files = list(self._files)
+        if len(files) > 1:
+            write_whole(directory.disk, directory.work / INDEX, index_of(self._places))
+            files.append(INDEX)
+        for file in files:
+            journal.move(file)
+        for path in sorted(directory.folder.glob("model*.safetensors*")):
+            if path.name not in files and (path.suffix == ".safetensors" or path.name == INDEX):
+                journal.remove(path.name)
+        state = state_of(self._manifest)
+        journal.commit(state)
+        directory.carry_out()
+        directory.settle(state, {entry.name: entry.digest for entry in self._manifest.tensors})
+
+
+def check_same_tensors(places: Mapping[str, Place], manifest: Manifest) -> None:
+    """Raise `IntegrityError` when a difference is to other tensors than the files hold."""
+    found = {name: (place.dtype, place.shape) for name, place in places.items()}
+    if found != {entry.name: (entry.dtype, entry.shape) for entry in manifest.tensors}:
+        msg = f"version {manifest.version} has other tensors than version {manifest.base}; load it from an anchor"
+        raise IntegrityError(msg)
+
+
+def state_of(manifest: Manifest) -> DirectoryState:
+    """Return what the directory says once it is at the manifest's version."""
+    return DirectoryState(
+        lineage=manifest.lineage, version=manifest.version, step=manifest.step, digest=manifest.digest
+    )
+
+
+def _no_base(entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
+    msg = f"an anchor holds a difference to {entry.name!r}, box {box.start}; load another version"
+    raise IntegrityError(msg)
+
+
+def _in_tensor(found: Decoded, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where elements of a box lie in its tensor; both rise."""
+    begins, run = runs(found.box, found.entry.shape)
+    return begins.astype(np.int64)[positions // run] + positions % run
+
+
+def _sums(found: Decoded, data: NDArray[np.uint8]) -> Sums:
+    return box_sums(data, dtype=found.entry.dtype, shape=found.entry.shape, box=found.box)
