@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Literal
 
 from etude.errors import SamplerBusyError
@@ -25,6 +26,11 @@ class Gate:
         """How; empty while requests go through."""
         self.weight_version: int | None = None
         """What `resume` was told last."""
+        self.num_drawn = 0
+        """Requests that were answered."""
+        self.tokens_drawn = 0
+        self.seconds = 0.0
+        """That the sampler took for them, one after the other."""
 
     @property
     def in_flight(self) -> int:
@@ -37,8 +43,9 @@ class Gate:
             raise SamplerBusyError(f"request {request.request_id}: sampling is paused, ask again")
         drawing = asyncio.ensure_future(self._sampler.sample(request))
         self._drawing.add(drawing)
+        began = perf_counter()
         try:
-            return await drawing
+            completion = await drawing
         except asyncio.CancelledError:
             asker = asyncio.current_task()
             if asker is not None and asker.cancelling():
@@ -47,6 +54,10 @@ class Gate:
             raise SamplerBusyError(f"request {request.request_id} was aborted by a pause, ask again") from None
         finally:
             self._drawing.discard(drawing)
+        self.num_drawn += 1
+        self.tokens_drawn += len(completion.token_ids)
+        self.seconds += perf_counter() - began
+        return completion
 
     async def status(self) -> Sequence[SamplerStatus]:
         """Return what the sampler says."""

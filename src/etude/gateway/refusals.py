@@ -96,6 +96,11 @@ def not_served(method: str, path: str, served: str, *, status: int = 404) -> Cal
     return CallRefusedError(status, "not_served", f"{method[:16]} {path[:256]} is not served; {served}")
 
 
+def no_session(session_id: str) -> CallRefusedError:
+    """The control API knows no such session."""
+    return CallRefusedError(404, "unknown_session", f"no session {session_id[:128]!r} is known")
+
+
 def body_too_large(limit: int) -> CallRefusedError:
     """The body exceeds what is read."""
     return CallRefusedError(413, "request_too_large", f"the request's body is larger than {limit} bytes")
