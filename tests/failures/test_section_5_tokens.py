@@ -87,7 +87,7 @@ class Forgetful(ChatMLRenderer):
 @pytest.mark.row("P-55")
 async def test_a_history_that_is_rewritten_starts_a_branch_and_stops_nothing():
     """A template or a harness that rewrites history starts a new branch, which is counted; nothing is asserted."""
-    answers = ["<think>\nhm\n</think>\n\none", "two", "three"]
+    answers = [f"<think>\nhm\n</think>\n\n{word}" for word in ("one", "two", "three")]
     talk = Talk(answers, renderer=Forgetful(TOKENIZER))
     await talk.go_on("and then", "and now")
     record = await talk.session.close()
@@ -97,7 +97,7 @@ async def test_a_history_that_is_rewritten_starts_a_branch_and_stops_nothing():
     assert list(second[: len(first)]) != first
 
     assert [node.edge for node in record.nodes] == [Edge.ROOT, Edge.UNEXTENDABLE, Edge.UNEXTENDABLE]
-    assert record.metrics["gateway/prefix_breaks_unextendable"] == 2
+    assert record.metrics["gateway/edges_unextendable"] == 2
     assert record.failure is None
     assert [branch_tokens(record.nodes, node) for node in record.nodes] == talk.sampler.sequences
 

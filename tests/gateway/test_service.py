@@ -90,15 +90,17 @@ async def test_a_changed_history_a_changed_tool_and_a_repetition_branch_with_the
         await served.ask(USER, tools=TOOLS)
         await served.ask(USER, tools=TOOLS)
         await served.ask(USER)
-        await served.ask({"role": "user", "content": "other"})
+        await served.ask({"role": "user", "content": "other"}, tools=TOOLS)
         invented = {"role": "assistant", "content": "never said"}
         await served.ask(USER, invented, USER, tools=TOOLS)
         record = await served.close()
     edges = [node.edge for node in record.nodes]
     assert edges == [Edge.ROOT, Edge.RETRY, Edge.TOOLS_CHANGED, Edge.REWRITE, Edge.REWRITE]
-    assert record.metrics["gateway/prefix_breaks_rewrite"] == 2
-    assert record.metrics["gateway/prefix_breaks_tools_changed"] == 1
-    assert record.metrics["gateway/retries"] == 1
+    assert [node.link for node in record.nodes] == [None, 0, 1, 1, 2]
+    assert record.metrics["gateway/edges_rewrite"] == 2
+    assert record.metrics["gateway/edges_tools_changed"] == 1
+    assert record.metrics["gateway/edges_retry"] == 1
+    assert record.metrics["gateway/prefix_break_rate"] == 3 / 5
 
 
 async def test_a_branch_spells_earlier_answers_as_they_were_drawn(serve):

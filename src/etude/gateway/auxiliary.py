@@ -24,7 +24,8 @@ BUILT_IN = (
 """Claude Code's pings, warm-ups, titles and topics, and what small calls look like in general."""
 
 _MOST_CHARS = 1 << 16
-_WEAK = (Edge.ROOT, Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
+_WEAK = (Edge.ROOT, Edge.REWRITE)
+"""What a call is taken for when little is known of it."""
 
 
 class Hints(msgspec.Struct, frozen=True, kw_only=True):
