@@ -1,4 +1,4 @@
-"""`etude gateway`: what the gateway would do with a model, without a run."""
+"""`etude gateway`: the gateway without a run."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import click
 
 @click.group(epilog="Example: etude gateway check models/Qwen3-8B")
 def gateway() -> None:
-    """Check how conversations become tokens."""
+    """Check how conversations become tokens, or serve a model to harnesses of your own."""
 
 
 @gateway.command(epilog="Example: etude gateway check models/Qwen3-8B --renderer template --json")
@@ -34,3 +34,36 @@ def check(model: Path, *, renderer: str, as_json: bool) -> int:
         for line in lines_of(report):
             click.echo(printable(line))
     return 0 if report.holds else 3
+
+
+@gateway.command(
+    epilog="Example: ETUDE_ADMIN_KEY=$(openssl rand -hex 32) etude gateway serve --model models/Qwen3-8B "
+    "--sampler http://127.0.0.1:8300"
+)
+@click.option("--model", required=True, type=click.Path(path_type=Path), help="Directory with tokenizer and template.")
+@click.option("--sampler", "samplers", required=True, multiple=True, metavar="URL", help="Where tokens are drawn.")
+@click.option("--renderer", default="auto", show_default=True, help="A name that policy.renderer may have.")
+@click.option("--port", default=0, show_default=True, help="Of the model API, on 127.0.0.1; 0 takes a free one.")
+@click.option("--control-port", default=0, show_default=True, help="Of the control API, likewise.")
+def serve(model: Path, samplers: tuple[str, ...], *, renderer: str, port: int, control_port: int) -> int:
+    """Serve a model to harnesses and keep the exact tokens, for an orchestrator of your own.
+
+    It opens sessions, gives rewards and reads rollouts through the control API, with the key in the environment
+    variable ETUDE_ADMIN_KEY. Several samplers share the sessions. Ends with Ctrl-C.
+    """
+    import asyncio
+    import os
+
+    from etude.runtime.gateway_service import ADMIN_KEY_VARIABLE, serve_gateway
+
+    serving = serve_gateway(
+        model,
+        samplers,
+        renderer=renderer,
+        admin_key=os.environ.pop(ADMIN_KEY_VARIABLE, ""),
+        port=port,
+        control_port=control_port,
+        say=lambda line: click.echo(line),
+    )
+    asyncio.run(serving)
+    return 0
