@@ -369,6 +369,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Of the whole version: over all tensors' names, dtypes, shapes and digests."""
     parent: VersionName | None = None
     """What the head named before; None for the first version of a run."""
+    source: str = ""
+    """Digest of the version that this is a view of; empty for the policy as it is trained."""
     tensors: tuple[TensorEntry, ...]
     pieces: tuple[Piece, ...]
     format: int = 2

@@ -34,13 +34,14 @@ class RecordingPublisher:
     def start(self, *, version, step, tensors):
         self.join()
         self.started.append((version, step, {name: tensor.clone() for name, tensor in tensors.items()}))
+        return {"weights/publish_wait_s": 0.25}
 
     def join(self):
         assert self.release.wait(10)
         if self.failure:
             raise self.failure
 
-    def is_head(self, *, version, step, tensors):
+    def is_head(self, *, version, tensors):
         return bool(self.started) and self.started[-1][0] == version
 
     def settle(self, *, version, step, tensors, fork=""):
@@ -84,6 +85,7 @@ async def test_groups_go_in_and_published_versions_come_out():
         await served.client.forward_backward([synthetic_group(GroupPlan(), 2)])
         assert (await served.client.health()).pending_groups == 2
         report = await served.client.optim_step()
+        assert report.metrics["weights/publish_wait_s"] == 0.25
         assert (report.version, report.num_groups) == (1, 2)
         version, step, tensors = served.publisher.started[-1]
         assert (version, step) == (1, 1)

@@ -52,6 +52,12 @@ class CrashingStore:
     async def get_range(self, key, start, length):
         return await self._call(self._inner.get_range(key, start, length))
 
+    async def get_if_changed(self, key, *, tag, max_bytes=None):
+        return await self._call(self._inner.get_if_changed(key, tag=tag, max_bytes=max_bytes))
+
+    async def delete(self, key):
+        return await self._call(self._inner.delete(key))
+
     async def list(self, prefix):
         return await self._call(self._inner.list(prefix))
 

@@ -139,8 +139,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("trainer/fill_fraction", "fraction", _MEAN, "Filled part of the packed rows."),
     Metric("trainer/wait_s", "s", _SUM, "Time that the trainer waited for groups."),
     Metric("trainer/step_s", "s", _SUM, "Time of the optimizer step, waiting excluded."),
-    Metric("weights/publish_s", "s", _LAST, "Time from snapshot to head."),
-    Metric("weights/bytes", "bytes", _SUM, "Size of the objects of the version."),
+    Metric("weights/publish_wait_s", "s", _SUM, "Time that the trainer waited for the publishing of the last version."),
+    Metric("weights/copy_s", "s", _SUM, "Time that it took to copy the weights that are published."),
+    Metric("weights/publish_s", "s", _LAST, "Time that publishing the last version took, beside the training."),
+    Metric("weights/bytes", "bytes", _SUM, "Size of the objects of the last version."),
     Metric("weights/lag_versions", "versions", _MAX, "Newest version minus the oldest that a sampler serves."),
     Metric(
         "runtime/loop_lag_s", "s", _MAX, "Longest time that the controller's event loop was late since the last step."

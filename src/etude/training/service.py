@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 from torch import Tensor
 
 from etude.errors import EtudeError, HostError, IntegrityError, ObjectMissingError, RunError
@@ -41,8 +42,8 @@ _RESTORE = msgspec.msgpack.Decoder(RestoreRequest)
 class WeightPublisher(Protocol):
     """Publishes one version at a time in the background (`weights.background`)."""
 
-    def start(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """Wait for the last version, copy these weights and return; raise what went wrong with the last one."""
+    def start(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> Mapping[str, float]:
+        """Wait for the last version, copy these weights and return metrics; raise what went wrong with the last one."""
         ...
 
     def join(self) -> object:
@@ -169,7 +170,8 @@ class TrainerService:
             )
         )
         if asked.publish:
-            self._publisher.start(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
+            told = self._publisher.start(version=trainer.version, step=trainer.step, tensors=trainer.tensors())
+            return replace(report, metrics=report.metrics | dict(told))
         return report
 
     def _is_head(self) -> Compared:

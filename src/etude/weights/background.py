@@ -1,6 +1,7 @@
 """Publishing beside the next optimizer step."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -28,19 +29,28 @@ class BackgroundPublisher:
         self._timeout_s = timeout_s
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="publisher")
         self._running: tuple[int, Future[Manifest]] | None = None
+        self._seconds = 0.0
+        """That the last version took."""
 
-    def start(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> None:
+    def start(self, *, version: int, step: int, tensors: Mapping[str, Tensor]) -> dict[str, float]:
         """Wait for the last version, copy these weights and return; the caller may change them at once.
 
-        Raises what went wrong with the last version.
+        Returns metrics: how long it waited and copied, and what the last version took. Raises what went wrong with it.
         """
-        self.join()
+        began = time.perf_counter()
+        published = self.join()
+        waited = time.perf_counter()
         publisher = self._publisher
         if publisher is None:
             msg = f"version {version} cannot be published before it is known in which lineage: recover first"
             raise RunError(msg)
         copies = publisher.snapshot(tensors)
         self._running = (version, self._thread.submit(self._publish, publisher, version, step, copies))
+        metrics = {"weights/publish_wait_s": waited - began, "weights/copy_s": time.perf_counter() - waited}
+        if published is not None:
+            metrics["weights/publish_s"] = self._seconds
+            metrics["weights/bytes"] = float(sum(piece.length for piece in published.pieces))
+        return metrics
 
     def is_head(self, *, version: int, tensors: Mapping[str, Tensor]) -> bool:
         """Whether the head names this version with exactly these bytes."""
@@ -81,4 +91,7 @@ class BackgroundPublisher:
             self._thread.shutdown(wait=False)
 
     def _publish(self, publisher: Publisher, version: int, step: int, tensors: Mapping[str, FlatTensor]) -> Manifest:
-        return asyncio.run(publisher.publish_snapshot(version=version, step=step, tensors=tensors))
+        began = time.perf_counter()
+        manifest = asyncio.run(publisher.publish_snapshot(version=version, step=step, tensors=tensors))
+        self._seconds = time.perf_counter() - began
+        return manifest

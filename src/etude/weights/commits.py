@@ -70,10 +70,11 @@ class Committer:
             raise VersionTakenError(msg)
 
     async def commit(
-        self, shares: Sequence[Share], *, version: int, step: int, base: VersionName | None = None
+        self, shares: Sequence[Share], *, version: int, step: int, base: VersionName | None = None, source: str = ""
     ) -> Manifest:
         """Make what the ranks stored, as differences to `base` or standing alone, a way to get to a version.
 
+        `source` is the digest of the version that this one is a view of.
         The head moves to the version when it is not there yet. Once it is, more ways may be added.
 
         Raises:
@@ -93,6 +94,7 @@ class Committer:
             base_digest=base.digest if base else "",
             digest=version_digest(whole.tensors),
             parent=VersionName(lineage=head.lineage, version=head.version, digest=head.digest) if head else None,
+            source=source,
             tensors=whole.tensors,
             pieces=whole.pieces,
         )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from etude.errors import IntegrityError, ObjectMissingError, VersionTakenError
-from etude.interfaces import ObjectStore
+from etude.interfaces import Bucket
 from etude.types import Head
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.commits import Announce
@@ -21,7 +21,7 @@ class Line:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: Bucket,
         *,
         announce: Announce,
         dtype: PublishedDtype = "float32",

@@ -51,6 +51,7 @@ def parse_manifest(
     if manifest.parent is not None:
         check_lineage(manifest.parent.lineage, place)
         require(manifest.parent.version >= 0 and is_sha256(manifest.parent.digest), place, "its parent is no version")
+    require(not manifest.source or is_sha256(manifest.source), place, "its source is no version")
     require(len({entry.name for entry in manifest.tensors}) == len(manifest.tensors), place, "a name appears twice")
     total = 0
     for entry in manifest.tensors:

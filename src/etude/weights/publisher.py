@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from etude.interfaces import ObjectStore
+from etude.interfaces import Bucket
 from etude.types import Head, Manifest, PageName, VersionName
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
@@ -51,7 +51,7 @@ class Publisher:
         committer: Committer,
         writer: RankWriter,
         *,
-        store: ObjectStore,
+        store: Bucket,
         keys: ChainKeys,
         dtype: PublishedDtype,
         skips: Skips,
@@ -92,8 +92,10 @@ class Publisher:
         """
         return await self.publish_snapshot(version=version, step=step, tensors=self.snapshot(tensors))
 
-    async def publish_snapshot(self, *, version: int, step: int, tensors: Mapping[str, FlatTensor]) -> Manifest:
-        """As `publish`, for weights that `snapshot` copied earlier."""
+    async def publish_snapshot(
+        self, *, version: int, step: int, tensors: Mapping[str, FlatTensor], source: str = ""
+    ) -> Manifest:
+        """As `publish`, for weights that `snapshot` copied earlier; `source` is the digest of what they view."""
         committer = self._committer
         committer.check(version)
         new = slices(tensors)
@@ -103,8 +105,9 @@ class Publisher:
         else:
             name, base = await self._base()
             share = await self._writer.write(new, base)
-            manifest = await committer.commit([share], version=version, step=step, base=name)
+            manifest = await committer.commit([share], version=version, step=step, base=name, source=source)
             self._stands_at(manifest, snapshot_of(new, share))
+            self._writer.committed()
         await self._add_routes(manifest)
         return manifest
 
@@ -148,11 +151,13 @@ class Publisher:
     async def _add(self, manifest: Manifest, base: VersionName | None, older: Snapshot | None) -> None:
         assert self._published is not None
         share = await self._writer.write(self._published[1].slices, older)
-        await self._committer.commit([share], version=manifest.version, step=manifest.step, base=base)
+        await self._committer.commit(
+            [share], version=manifest.version, step=manifest.step, base=base, source=manifest.source
+        )
 
 
 async def open_publisher(
-    store: ObjectStore,
+    store: Bucket,
     *,
     lineage: str,
     dtype: PublishedDtype = "float32",
@@ -170,5 +175,13 @@ async def open_publisher(
     """
     held = await claim(store, keys=keys)
     committer = Committer(store, held, lineage=lineage, keys=keys, announce=announce, anchor_share=anchor_share)
-    writer = RankWriter(store, lineage=lineage, keys=keys, difference=difference, encoders=encoders, uploads=uploads)
+    writer = RankWriter(
+        store,
+        lineage=lineage,
+        keys=keys,
+        difference=difference,
+        encoders=encoders,
+        uploads=uploads,
+        resumes=committer.published is not None,
+    )
     return Publisher(committer, writer, store=store, keys=keys, dtype=dtype, skips=Skips(skips))

@@ -13,14 +13,14 @@ import msgspec
 from msgspec.structs import replace
 
 from etude.errors import IntegrityError
-from etude.interfaces import ObjectStore
+from etude.interfaces import Bucket
 from etude.policy.sum_hash import Sums, from_hex
 from etude.types import Box, Piece, TensorEntry
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.digest import box_sums
 from etude.weights.packing import Encoded, Slice, encode_group, groups, place_of
-from etude.weights.uploads import Uploads
+from etude.weights.uploads import Stored, Uploads
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -47,22 +47,24 @@ class RankWriter:
 
     def __init__(
         self,
-        store: ObjectStore,
+        store: Bucket,
         *,
         lineage: str,
         keys: ChainKeys = WEIGHTS,
         difference: Difference = RICE_ULP,
         encoders: int = 1,
         uploads: int = 4,
+        resumes: bool = False,
     ) -> None:
-        """Encode `encoders` groups and upload `uploads` objects at a time."""
-        self._store = store
-        self._lineage = lineage
-        self._keys = keys
+        """Encode `encoders` groups and upload `uploads` objects at a time.
+
+        With `resumes`, the first version may have been begun by another process: what that stored is not stored again.
+        """
         self._difference: Difference = difference
         self._encoders = encoders
         self._limit = uploads
-        self._stored: set[str] = set()
+        self._stored = Stored(store, lineage=lineage, keys=keys)
+        self._stored.asks = resumes
 
     async def write(self, new: Sequence[Slice], base: Snapshot | None = None) -> Share:
         """Store slices as differences to those of `base`, or standing alone, and say how.
@@ -71,7 +73,7 @@ class RankWriter:
         """
         known = {place_of(one): sums for one, sums in zip(base.slices, base.sums, strict=True)} if base else {}
         sums = [known.get(place_of(one), Sums()) for one in new]
-        uploads = Uploads(self._store, keys=self._keys, lineage=self._lineage, stored=self._stored, limit=self._limit)
+        uploads = Uploads(self._stored, limit=self._limit)
         try:
             async for encoded in self._encoded(new, base):
                 for box, added in zip(encoded.boxes, encoded.sums, strict=True):
@@ -79,12 +81,17 @@ class RankWriter:
                 await uploads.add(encoded)
             await uploads.finish()
         finally:
-            uploads.cancel()
+            await uploads.abandon()
         return Share(
             tensors=entries_of(Snapshot(slices=new, sums=sums)),
             pieces=tuple(uploads.pieces),
             num_bytes=uploads.num_bytes,
         )
+
+    def committed(self) -> None:
+        """What was written is published: the next version begins with nothing stored."""
+        self._stored.asks = False
+        self._stored.forget()
 
     async def _encoded(self, new: Sequence[Slice], base: Snapshot | None) -> AsyncGenerator[Encoded]:
         """Yield groups in their order, so that the same weights give the same objects again."""
