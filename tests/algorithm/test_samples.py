@@ -28,7 +28,7 @@ def rules(**changes):
     return SampleRules(**(defaults | changes))
 
 
-def node(node_id, parent, prompt, answer, edge=Edge.CONTINUATION, started=None):
+def node(node_id, parent, prompt, answer, edge=Edge.CONTINUATION, started=None, link=None):
     completion = Completion(
         token_ids=tuple(answer),
         sampler_logprobs=np.full(len(answer), -1.0, "<f4").tobytes(),
@@ -38,7 +38,13 @@ def node(node_id, parent, prompt, answer, edge=Edge.CONTINUATION, started=None):
     )
     started = float(node_id) if started is None else started
     return Node(
-        node_id=node_id, parent=parent, edge=edge, prompt_ids=tuple(prompt), completion=completion, started_s=started
+        node_id=node_id,
+        parent=parent,
+        edge=edge,
+        link=link,
+        prompt_ids=tuple(prompt),
+        completion=completion,
+        started_s=started,
     )
 
 
@@ -98,6 +104,58 @@ def test_the_last_of_several_final_answers_stands():
     assert found.account.dropped == {"superseded": 2}
 
 
+def test_auxiliary_calls_are_dropped_with_what_extends_and_repeats_them():
+    nodes = (
+        node(0, None, [1], [2, 3], Edge.ROOT),
+        node(1, None, [4], [5], Edge.AUXILIARY),
+        node(2, 1, [6], [7]),
+        node(3, None, [4], [8], Edge.RETRY, link=1),
+        node(4, 0, [9], [10, 11], Edge.AUXILIARY),
+        node(5, 0, [12], [13]),
+    )
+    found = samples_of(group(rollout(0, nodes), PLAIN), rules(group_size=2))
+    assert trained_tokens(found) == [[2, 3, 13], [2]]
+    assert found.account.dropped == {"auxiliary": 5}
+
+
+def test_the_reward_of_a_chain_of_summaries_and_of_its_sub_agents_is_that_of_all_their_tokens():
+    nodes = (
+        node(0, None, [1], [2], Edge.ROOT),
+        node(1, 0, [3], [4]),
+        node(2, None, [1, 4], [5], Edge.COMPACTION, link=1),
+        node(3, None, [6], [7], Edge.SUBAGENT_CALL, link=2),
+        node(4, 2, [7], [8], Edge.SUBAGENT_RETURN, link=3),
+    )
+    found = samples_of(group(rollout(0, nodes), PLAIN), rules(group_size=2))
+    assert trained_tokens(found) == [[2, 4], [7], [5, 8], [2]]
+    assert [sample.advantage for sample in found.samples] == [-4.5, -4.5, -4.5, 4.5]
+
+
+def test_two_summaries_of_the_same_words_are_no_retry_of_each_other():
+    nodes = (
+        node(0, None, [1], [2], Edge.ROOT),
+        node(1, None, [3], [4], Edge.COMPACTION, link=0),
+        node(2, None, [3], [5], Edge.RETRY, link=1),
+        node(3, 1, [6], [2]),
+        node(4, None, [3], [7], Edge.COMPACTION, link=3),
+    )
+    found = samples_of(group(rollout(0, nodes), PLAIN), rules(group_size=2))
+    assert trained_tokens(found)[:3] == [[2], [4, 2], [7]]
+    assert found.account.dropped == {"superseded": 1}
+
+
+def test_two_answers_to_one_prompt_that_both_go_on_are_two_branches():
+    nodes = (
+        node(0, None, [1], [2], Edge.ROOT),
+        node(1, None, [1], [3], Edge.RETRY, link=0),
+        node(2, 0, [4], [5]),
+        node(3, 1, [4], [6]),
+    )
+    found = samples_of(group(rollout(0, nodes), PLAIN), rules(group_size=2))
+    assert trained_tokens(found)[:2] == [[2, 5], [3, 6]]
+    assert found.account.dropped == {}
+
+
 def test_unscored_rollouts_are_outside_baseline_and_samples():
     lost = rollout(0, (node(0, None, [1], [2, 3], Edge.ROOT),), outcome=Outcome.INFRA_ERROR)
     pair = (rollout(1, PLAIN.nodes), rollout(2, PLAIN.nodes))
@@ -129,21 +187,30 @@ def test_experts_of_a_branch_cover_every_position_but_the_last():
         assert (sample.experts[-1] == -1).all()
 
 
+BEGINNINGS = [Edge.REWRITE, Edge.COMPACTION, Edge.SUBAGENT_CALL, Edge.AUXILIARY]
+GOING_ON = [Edge.CONTINUATION, Edge.SUBAGENT_RETURN, Edge.AUXILIARY]
+
+
 @st.composite
 def sessions(draw):
-    """Arbitrary trees: continuations, rewrites and retries, in any order of play."""
+    """Arbitrary trees: every edge, in any order of play, with and without links."""
     nodes = []
-    for node_id in range(draw(st.integers(1, 8))):
+    for node_id in range(draw(st.integers(1, 9))):
         answer = draw(st.lists(st.integers(0, 63), max_size=4))
         started = draw(st.floats(0, 9))
-        edge = draw(st.sampled_from([Edge.CONTINUATION, Edge.RETRY, Edge.REWRITE])) if nodes else Edge.ROOT
-        if edge is Edge.RETRY:
-            twin = draw(st.sampled_from(nodes))
-            nodes.append(node(node_id, twin.parent, twin.prompt_ids, answer, edge, started))
-            continue
-        parent = draw(st.sampled_from(nodes)).node_id if edge is Edge.CONTINUATION else None
+        other = draw(st.sampled_from(nodes)) if nodes else None
+        kind = draw(st.sampled_from(["retry", "begin", "go on", "go on"])) if nodes else "first"
         prompt = draw(st.lists(st.integers(0, 63), min_size=1, max_size=3))
-        nodes.append(node(node_id, parent, prompt, answer, edge, started))
+        if kind == "first":
+            made = node(node_id, None, prompt, answer, Edge.ROOT, started)
+        elif kind == "retry":
+            link = draw(st.sampled_from([None, other.node_id]))
+            made = node(node_id, other.parent, other.prompt_ids, answer, Edge.RETRY, started, link)
+        elif kind == "begin":
+            made = node(node_id, None, prompt, answer, draw(st.sampled_from(BEGINNINGS)), started, other.node_id)
+        else:
+            made = node(node_id, other.node_id, prompt, answer, draw(st.sampled_from(GOING_ON)), started)
+        nodes.append(made)
     return tuple(nodes)
 
 
@@ -163,6 +230,11 @@ def test_every_drawn_token_is_trained_once_masked_or_dropped_with_a_reason(trees
     for sample in found.samples:
         owned.subtract(sample.token_ids[sample.trained].tolist())
     assert min(owned.values(), default=0) >= 0
+    graded = [made for made in rollouts if made.reward is not None]
+    auxiliary = sum(
+        len(node.completion.token_ids) for made in graded for node in made.nodes if node.edge is Edge.AUXILIARY
+    )
+    assert account.dropped.get("auxiliary", 0) >= auxiliary or not found.rewards
 
 
 @given(st.integers(0, 200))
@@ -194,6 +266,7 @@ def _assign(array, index, value):
 
 DEFECTS = {
     "tree_broken": lambda first: replace(first, parent=5),
+    "link_unknown": lambda first: replace(first, link=99),
     "prompt_empty": lambda first: replace(first, prompt_ids=()),
     "token_unknown": lambda first: replace(first, prompt_ids=(64,)),
     "logprobs_length": lambda first: replace(

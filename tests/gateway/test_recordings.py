@@ -17,7 +17,7 @@ BRANCHES = {
         },
     ),
     "claude-code-overflow": ([None, 0, 1, 2, 3, 4, 3, None, 7, 8, 9], {7: ("compaction", 6)}),
-    "claude-code-search": ([None, None, 0, 2, 3], {1: ("auxiliary", None), 2: ("subagent_return", 1)}),
+    "claude-code-search": ([None, None, 0, 2, 3], {1: ("subagent_call", 0), 2: ("subagent_return", 1)}),
     "claude-code-tidied": ([None, 0, 1, 2, 3, 4, 5, 6, 7], {}),
     "claude-code-window": ([None, 0, 1, 2, 2, None, 5, 6, 7], {5: ("compaction", 4)}),
     "codex-busy": ([None, 0, 1, 1, 3], {3: ("retry", 2)}),

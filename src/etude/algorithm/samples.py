@@ -104,6 +104,7 @@ def samples_of(group: Group, rules: SampleRules) -> GroupSamples:
     for trajectory, advantage in zip(graded, advantages, strict=True):
         tree = branches_of(trajectory.nodes)
         account += _dropped(tree.superseded, "superseded")
+        account += _dropped(tree.auxiliary, "auxiliary")
         for branch in tree.branches:
             sample, counted = _sample(trajectory.rollout_id, branch, advantage, rules)
             account += counted

@@ -15,6 +15,9 @@ from etude.types import Edge
 GOES_ON = (Edge.COMPACTION, Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
 """Roots that go on with the work of the call that they are linked to."""
 
+TOOL_CALL_OPEN = "tool_call_open"
+"""The one reason that is a guess: a conversation began while a tool had not answered."""
+
 _CALL_ID = re.compile(r"[0-9a-f]{24}")
 _MOST_CALLS = 64
 """Newest calls whose answers are looked for in a new conversation."""
@@ -49,8 +52,8 @@ class Return(msgspec.Struct, frozen=True, kw_only=True):
 
     link: int
     """The call that gave the last of them."""
-    started_here: tuple[int, ...]
-    """Roots that only their answer shows to be sub-agents."""
+    started: tuple[int, ...]
+    """Their roots, which this proves to be sub-agents."""
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +125,7 @@ class Relations:
             return Told(edge=Edge.COMPACTION, reason="summary_in_prompt", link=summary)
         waiting = self._waiting(opening.asked)
         if opening.kin.edge is Edge.ROOT and waiting is not None:
-            return Told(edge=Edge.SUBAGENT_CALL, reason="tool_call_open", link=waiting)
+            return Told(edge=Edge.SUBAGENT_CALL, reason=TOOL_CALL_OPEN, link=waiting)
         return opening.kin
 
     def summary(self, quoting: Sequence[Quoting], opening: Opening, *, since: int = 0) -> int | None:
@@ -154,7 +157,7 @@ class Relations:
         self._unlinked = [root for root in self._unlinked if root not in links]
         if not links:
             return None
-        return Return(link=max(links.values()), started_here=tuple(root for root in late if root in links))
+        return Return(link=max(links.values()), started=tuple(links))
 
     def _settle_agent(self, node_id: int, told: Told, parent: int | None) -> None:
         before = parent if parent is not None else told.link if told.edge in (*GOES_ON, Edge.RETRY) else None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from etude.config import EdgeRule
 from etude.gateway.auxiliary import BUILT_IN, Call, Hints, auxiliary
 from etude.gateway.conversation import Conversation, extend_history, history_keys, message_key, tools_key
-from etude.gateway.edges import Opening, Relations, Told
+from etude.gateway.edges import TOOL_CALL_OPEN, Opening, Relations, Told
 from etude.gateway.kinship import Asked, Kinship
 from etude.gateway.prefixes import TokenPrefixes
 from etude.types import Completion, Edge, Experts, Node
@@ -286,9 +286,11 @@ class SessionTree:
         returned = self._relations.returned(place.parent, tail)
         if returned is None:
             return None
-        for root in returned.started_here:
-            told = {"edge": Edge.SUBAGENT_CALL, "reason": "answer_in_tool_result", "link": place.parent}
-            self._nodes[root] = replace(self._nodes[root], **told)
+        for root in returned.started:
+            known = self._nodes[root]
+            if known.edge is Edge.ROOT or known.reason == TOOL_CALL_OPEN:
+                link = place.parent if known.link is None else known.link
+                self._nodes[root] = replace(known, edge=Edge.SUBAGENT_CALL, reason="answer_returned", link=link)
         return Told(edge=Edge.SUBAGENT_RETURN, reason="answer_in_tool_result", link=returned.link)
 
     def _index(self, node: Node, place: Place, answer: dict[str, object]) -> None:
@@ -338,7 +340,7 @@ class SessionTree:
                 node_id=node.node_id,
                 is_root=node.parent is None,
                 edge=node.edge,
-                is_guess=node.reason == "tool_call_open",
+                is_guess=node.reason == TOOL_CALL_OPEN,
                 hints=facts.hints,
                 messages=facts.messages[:-1],
                 has_tools=bool(facts.tools),

@@ -145,6 +145,7 @@ async def open_fleet(
             sampler=router,
             renderer=renderer,
             context_length=min(status.max_context for status in await router.status()),
+            rules=config.harness.rules,
         )
         await gateway.start()
         stack.push_async_callback(gateway.stop)
