@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from etude.algorithm.branches import branches_of
 from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules, defect
 from etude.algorithm.samples import SampleRules, samples_of
@@ -230,11 +231,17 @@ def test_every_drawn_token_is_trained_once_masked_or_dropped_with_a_reason(trees
     for sample in found.samples:
         owned.subtract(sample.token_ids[sample.trained].tolist())
     assert min(owned.values(), default=0) >= 0
-    graded = [made for made in rollouts if made.reward is not None]
-    auxiliary = sum(
-        len(node.completion.token_ids) for made in graded for node in made.nodes if node.edge is Edge.AUXILIARY
-    )
-    assert account.dropped.get("auxiliary", 0) >= auxiliary or not found.rewards
+
+
+@given(sessions())
+def test_each_call_is_owned_by_one_branch_or_left_out_for_one_reason(nodes):
+    found = branches_of(nodes)
+    left_out = [one.node_id for one in (*found.superseded, *found.auxiliary)]
+    owned = [node_id for branch in found.branches for node_id in branch.owned]
+    assert sorted(left_out + owned) == [one.node_id for one in nodes]
+    assert not {one.node_id for one in nodes if one.edge is Edge.AUXILIARY} & set(owned)
+    for branch in found.branches:
+        assert [one.parent for one in branch.nodes] == [None, *(one.node_id for one in branch.nodes[:-1])]
 
 
 @given(st.integers(0, 200))
