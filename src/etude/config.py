@@ -207,6 +207,9 @@ class PoolSection(Section):
     """Precision in which the pool holds a version: `fp32` or `bf16`, or codes with scales for the linear layers, which
     are float8_e4m3 with a scale per row (`fp8`) or per 128 by 128 block (`fp8_block`), `int8` per row, or `int4` per 32
     neighbours in a row."""
+    view_source: Literal["local", "derived"] = "local"
+    """Where the view comes from: each sampler makes it from the published weights, or follows a chain of the view
+    itself, which `etude weights derive` publishes: a fraction of the bytes, and the very same bits."""
     replicas: PositiveInt = 1
     """Sampler processes."""
     max_batch: PositiveInt = 32
@@ -216,6 +219,13 @@ class PoolSection(Section):
     probe_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
     """Mean difference to the trainer's log-probabilities, in nats, beyond which a sampler may not serve; 0 takes the
     view's own: 1e-4 for `fp32`, 0.1 for `bf16` and `int8`, 0.4 for `fp8` and `fp8_block`, 1 for `int4`."""
+
+    @model_validator(mode="after")
+    def _view_is_derived(self) -> "PoolSection":
+        if self.view_source == "derived" and self.view == "fp32":
+            msg = f"pools: {self.name} wants a derived chain of view fp32, which is what is published; use local"
+            raise ValueError(msg)
+        return self
 
 
 class RolloutSection(Section):

@@ -2,7 +2,7 @@
 
 import click
 
-from etude.cli import weights_check, weights_follow, weights_list
+from etude.cli import weights_check, weights_derive, weights_follow, weights_forecast, weights_list
 
 
 @click.group(epilog="Example: etude weights follow s3://bucket/run --to model/")
@@ -18,5 +18,7 @@ for command in (
     weights_check.verify,
     weights_follow.materialise,
     weights_check.gc,
+    weights_derive.derive,
+    weights_forecast.forecast,
 ):
     weights.add_command(command)

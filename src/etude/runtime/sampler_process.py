@@ -16,6 +16,8 @@ from etude.sampling.service import serving
 from etude.store.ledger import LedgerWriter
 from etude.store.ledger_format import open_run_id
 from etude.telemetry.clock import SystemClock
+from etude.weights.chain import WEIGHTS
+from etude.weights.derived import view_keys
 from etude.weights.follower import Follower, StagedVersion
 
 _FIRST_WEIGHTS_S = 60.0
@@ -36,7 +38,8 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
         msg = f"{url} has no pool {pool_name!r}: its pools are {', '.join(pool.name for pool in config.pools)}"
         raise ConfigError(msg)
     torch.set_num_threads(pool.threads)
-    follower = Follower(run.store, clock=SystemClock(), poll_s=config.weights.poll_s)
+    keys = view_keys(pool.view) if pool.view_source == "derived" else WEIGHTS
+    follower = Follower(run.store, clock=SystemClock(), keys=keys, poll_s=config.weights.poll_s)
     first = await _first_weights(follower)
     # The last bits of a row depend on the rows beside it, and on which part of its prompt an earlier call left behind.
     alone = config.run.deterministic
@@ -77,7 +80,7 @@ async def _first_weights(follower: Follower) -> StagedVersion:
                 return staged
     except TimeoutError:
         pass
-    msg = f"waited {_FIRST_WEIGHTS_S:.0f} s for {follower.waiting_for}: is the trainer up?"
+    msg = f"waited {_FIRST_WEIGHTS_S:.0f} s for {follower.waiting_for}: is whoever publishes it up?"
     raise RunError(msg)
 
 

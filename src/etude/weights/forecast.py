@@ -97,7 +97,9 @@ def forecast(
     binades = {name: _binades(flat) for name, flat in tensors.items()}
     rows = tuple(_tensor(name, flat, binades[name], lr * update) for name, flat in tensors.items())
     elements, anchor = sum(row.elements for row in rows), sum(row.anchor for row in rows)
-    step: dict[Difference, int] = {difference: sum(row.num_bytes[difference] for row in rows) for difference in _ABOVE_ENTROPY}
+    step: dict[Difference, int] = {
+        difference: sum(row.num_bytes[difference] for row in rows) for difference in _ABOVE_ENTROPY
+    }
     return Forecast(
         lr=lr,
         update=update,

@@ -22,6 +22,8 @@ class LoadedVersion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     digest: str
     step: int
     tensors: dict[str, FlatTensor]
+    source: str = ""
+    """Digest of the version that this is a view of; empty for the policy as it is trained."""
 
     @property
     def held(self) -> Held:
@@ -94,5 +96,10 @@ async def build(
     tensors = await asyncio.to_thread(staging.result)
     newest = path.manifests[-1]
     return LoadedVersion(
-        lineage=path.lineage, version=newest.version, digest=newest.digest, step=newest.step, tensors=tensors
+        lineage=path.lineage,
+        version=newest.version,
+        digest=newest.digest,
+        step=newest.step,
+        tensors=tensors,
+        source=newest.source,
     )
