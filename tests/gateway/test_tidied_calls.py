@@ -59,6 +59,15 @@ def test_a_call_that_says_anything_else_stays_as_the_harness_told_it(told):
     assert restored(answer({"path": "a", "old": "x"}), told) == told
 
 
+def test_of_calls_with_one_id_that_is_meant_of_which_most_is_there():
+    own = OwnCalls()
+    answers = [answer(told) for told in ({"a": 1, "b": 2}, {"a": 1}, {})]
+    for one in answers:
+        own.learn(one)
+    told = (answer('{"b": 2, "a": 1}'), answer('{"c": 0, "a": "1"}'), answer('{"c": 0}'))
+    assert own.restore(Conversation(messages=told)).messages == tuple(answers)
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),

@@ -16,15 +16,16 @@ class OwnCalls:
 
     A call is found by its id and put back as it was drawn if it is the same call, tidied: parameters added with their
     defaults, numbers and booleans made of strings, white space and backslashes taken away. A call that says anything
-    else was rewritten, and stays as it is.
+    else was rewritten, and stays as it is. Where policies name their calls themselves, several may have one id.
     """
 
     def __init__(self) -> None:
-        self._drawn: dict[str, Mapping[str, str]] = {}
+        self._drawn: dict[str, list[Mapping[str, str]]] = {}
 
     def learn(self, answer: Mapping[str, object]) -> None:
         """Remember the calls of an answer."""
-        self._drawn |= {str(call["id"]): _function(call) for call in _calls(answer)}
+        for call in _calls(answer):
+            self._drawn.setdefault(str(call["id"]), []).append(_function(call))
 
     def restore(self, conversation: Conversation) -> Conversation:
         """Return a conversation whose tidied calls are as they were drawn."""
@@ -40,18 +41,22 @@ class OwnCalls:
 
     def _own(self, call: Mapping[str, object]) -> Mapping[str, str]:
         told = _function(call)
-        drawn = self._drawn.get(str(call["id"]), told)
-        return drawn if drawn == told or _is_tidied(drawn, told) else told
+        drawn = self._drawn.get(str(call["id"]), ())
+        if told in drawn:
+            return told
+        kept = [(count, index) for index, one in enumerate(drawn) if (count := _num_kept(one, told)) is not None]
+        return drawn[max(kept)[1]] if kept else told
 
 
-def _is_tidied(drawn: Mapping[str, str], told: Mapping[str, str]) -> bool:
+def _num_kept(drawn: Mapping[str, str], told: Mapping[str, str]) -> int | None:
+    """Return how many parameters were drawn if the call is the same, tidied, and else None."""
     if drawn["name"] != told["name"]:
-        return False
+        return None
     try:
         ours, theirs = (msgspec.json.decode(call["arguments"], type=dict[str, object]) for call in (drawn, told))
-        return all(name in theirs and _reads_as(value, theirs[name]) for name, value in ours.items())
+        return len(ours) if _reads_as(ours, theirs) else None
     except (msgspec.DecodeError, RecursionError):
-        return False
+        return None
 
 
 def _reads_as(drawn: object, told: object) -> bool:
@@ -62,7 +67,7 @@ def _reads_as(drawn: object, told: object) -> bool:
     if isinstance(drawn, list) and isinstance(told, list):
         one, other = cast("list[object]", drawn), cast("list[object]", told)
         return len(one) == len(other) and all(map(_reads_as, one, other))
-    return _text(cast("object", drawn)) == _text(cast("object", told))
+    return _text(cast("object", drawn)) == _text(told)
 
 
 def _text(value: object) -> str:
