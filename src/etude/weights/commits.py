@@ -45,7 +45,7 @@ class Committer:
         self._page: tuple[PageName, RoutePage] | None = None
         self._told: Published | None = None
         self._recent: list[Route] | None = None
-        """Routes since the newest anchor, once they were read."""
+        """Routes since the newest anchor, where they are known."""
 
     @property
     def head(self) -> Head | None:
@@ -56,6 +56,11 @@ class Committer:
     def published(self) -> Head | None:
         """The head, once it is of this lineage."""
         return self.head if self.head and self.head.lineage == self.lineage else None
+
+    async def settle(self) -> None:
+        """Find out what became of the last commit if the store failed; errors as in `commit`."""
+        if await self._claim.settle():
+            self._recent = None
 
     def check(self, version: int, digest: str = "") -> None:
         """Raise `VersionTakenError` when the head has passed this version, or names it with other bytes."""
@@ -111,33 +116,41 @@ class Committer:
         async def head_with_route(head: Head | None) -> Head:
             return await self._with(route, manifest, head)
 
+        recent, self._recent = self._recent, None
         await self._claim.move(head_with_route)
-        if self._recent is not None:
-            self._recent.append(route)
+        if recent is not None:
+            self._recent = [*recent, route]
         return manifest
 
-    async def wants_anchor(self) -> bool:
-        """Whether readers that begin would have to fetch too many differences after the newest anchor.
+    async def missing(self, bases: Sequence[int]) -> list[int | None]:
+        """Return from which of these versions, and from nothing (None), a way to the head's version is to be added.
+
+        One from nothing is, once readers that begin would have to fetch too much after the newest anchor.
 
         Raises:
             StoreError: The store failed, or the routes are damaged.
         """
         head = self.published
         if head is None:
-            return True
+            return []
         if self._recent is None:
             newest = PageName(head.lineage, head.routes)
             self._recent = await read_routes(
                 self._store, newest, lineage=self.lineage, since=head.anchor, keys=self._keys
             )
         self._recent = [route for route in self._recent if route.version >= head.anchor]
-        return anchor_is_due(self._recent, head.anchor, share=self._anchor_share)
+        there = {route.base for route in self._recent if route.version == head.version}
+        missing: list[int | None] = [base for base in bases if base not in there]
+        if anchor_is_due(self._recent, head.anchor, share=self._anchor_share):
+            missing.append(None)
+        return missing
 
     async def _with(self, route: Route, manifest: Manifest, head: Head | None) -> Head:
         page = await self._newest(head)
         name, newest = page or (None, None)
-        if newest is None or newest.lineage != self.lineage or route not in newest.routes:
-            newest = extended(newest, name, self.lineage, [route])
+        if head is not None and newest is not None and route in newest.routes:
+            return head  # the swap took effect, though the store said that it did not
+        newest = extended(newest, name, self.lineage, [route])
         data, digest = encode_page(newest)
         await self._store.put(self._keys.object(self.lineage, digest), data)
         self._page = (PageName(self.lineage, digest), newest)

@@ -23,11 +23,29 @@ class Claim:
         self._store = store
         self._keys = keys
         self._writer = writer
-        self._data = data
+        self._data: bytes | None = data
         self._fenced: FencedError | None = None
+        self._unsure = False
+        """Whether a swap was asked for whose answer did not come."""
         self.head: Head | None = parse_head(data, keys=keys) if data is not None else None
         """As it was last read or written."""
         self.epoch = self.head.epoch if self.head else 1
+
+    async def settle(self) -> bool:
+        """Find out whether the last swap took effect if its answer was lost; return whether that was unclear.
+
+        What the head names must not be written again: a store that fails in between would leave half of it.
+
+        Raises:
+            FencedError: Another publisher took over.
+            StoreError: The store failed.
+        """
+        if self._fenced is not None:
+            raise self._fenced
+        if not self._unsure:
+            return False
+        self._look_at(await _read(self._store, self._keys))
+        return True
 
     async def move(self, make: Callable[[Head | None], Awaitable[Head]]) -> Head:
         """Replace the head by what `make` returns for the one that is there, and return that.
@@ -38,15 +56,15 @@ class Claim:
             FencedError: Another publisher took over, now or before.
             StoreError: The store failed, maybe after it moved the head: calling this again finds out.
         """
-        if self._fenced is not None:
-            raise self._fenced
+        await self.settle()
         for _ in range(_ATTEMPTS):
             wanted = replace(await make(self.head), epoch=self.epoch, writer=self._writer)
             data = msgspec.json.encode(wanted)
             if data == self._data:
                 return wanted
+            self._unsure = True
             if await self._store.compare_and_swap(self._keys.head, data, expected=self._data):
-                self.head, self._data = wanted, data
+                self.head, self._data, self._unsure = wanted, data, False
                 return wanted
             # A store may refuse a swap that it carried out, or one that nothing stood in the way of.
             self._look_at(await _read(self._store, self._keys))
@@ -54,9 +72,10 @@ class Claim:
         raise StoreError(msg)
 
     def _look_at(self, data: bytes | None) -> None:
-        head = parse_head(data, keys=self._keys) if data is not None else None
+        self._unsure = False
         if data == self._data:
             return
+        head = parse_head(data, keys=self._keys) if data is not None else None
         if head is None or (head.epoch, head.writer) != (self.epoch, self._writer):
             where = f"epoch {head.epoch}, at version {head.version} of lineage {head.lineage}" if head else "nobody"
             self._fenced = FencedError(

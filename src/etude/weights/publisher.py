@@ -97,6 +97,7 @@ class Publisher:
     ) -> Manifest:
         """As `publish`, for weights that `snapshot` copied earlier; `source` is the digest of what they view."""
         committer = self._committer
+        await committer.settle()
         committer.check(version)
         new = slices(tensors)
         head = committer.published
@@ -142,18 +143,14 @@ class Publisher:
         """Add what readers that are behind, or that begin, go on from; those that follow have the version already."""
         assert self._published is not None
         name, held = self._published
-        for base, older in self._skips.bases(manifest.version):
-            await self._add(manifest, base, older)
-        if await self._committer.wants_anchor():
-            await self._add(manifest, None, None)
+        older = self._skips.bases(manifest.version)
+        for missing in await self._committer.missing(list(older)):
+            base, snapshot = (None, None) if missing is None else older[missing]
+            share = await self._writer.write(held.slices, snapshot)
+            await self._committer.commit(
+                [share], version=manifest.version, step=manifest.step, base=base, source=manifest.source
+            )
         await asyncio.to_thread(self._skips.keep, name, held)
-
-    async def _add(self, manifest: Manifest, base: VersionName | None, older: Snapshot | None) -> None:
-        assert self._published is not None
-        share = await self._writer.write(self._published[1].slices, older)
-        await self._committer.commit(
-            [share], version=manifest.version, step=manifest.step, base=base, source=manifest.source
-        )
 
 
 async def open_publisher(

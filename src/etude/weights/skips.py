@@ -28,10 +28,10 @@ class Skips:
         self._every = sorted(set(every))
         self._kept: dict[int, tuple[VersionName, Snapshot]] = {}
 
-    def bases(self, version: int) -> list[tuple[VersionName, Snapshot]]:
+    def bases(self, version: int) -> dict[int, tuple[VersionName, Snapshot]]:
         """Return the versions from which a difference to this one is due."""
         wanted = [version - n for n in self._every if version % n == 0]
-        return [self._kept[base] for base in wanted if base in self._kept]
+        return {base: self._kept[base] for base in wanted if base in self._kept}
 
     def keep(self, name: VersionName, snapshot: Snapshot) -> None:
         """Copy a version to the disk if a later one skips from it, and drop those that none skips from any more.
