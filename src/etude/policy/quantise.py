@@ -11,7 +11,7 @@ from jaxtyping import Float, Int8, UInt8
 from torch import Tensor
 from torch.nn import functional
 
-_CHUNK = 1 << 22
+_CHUNK = 1 << 18
 """Weights that are turned into codes together: what bounds the memory for intermediate results."""
 _TINY = torch.finfo(torch.float32).tiny
 """Scales are never subnormal: such a one may round to 0, and some processors take it for 0."""
