@@ -24,6 +24,8 @@ class RunSection(Section):
     """Run directory: a local path, or file://, s3://, gs://, az:// followed by bucket and prefix."""
     seed: int = 0
     """Every random choice of the run derives from it."""
+    region: str = ""
+    """Where `etude run` and its sandboxes are, as `pools.region` spells it; empty: near to all."""
     deterministic: bool = False
     """Make the run repeatable bit by bit, at the price of speed: samplers decode one request at a time and groups join
     a step in the order of admission. Needs `rollout.max_staleness = 0` and a single sampler, else timing decides."""
@@ -216,6 +218,10 @@ class PoolSection(Section):
     """Requests decoded together."""
     threads: PositiveInt = 1
     """CPU threads of each process."""
+    price: PositiveFloat = 1.0
+    """Of a second of a sampler, in any unit that all pools share: twice the price has to be twice as fast."""
+    region: str = ""
+    """Where the samplers are; one that is not `run.region` counts as half as expensive again."""
     probe_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
     """Mean difference to the trainer's log-probabilities, in nats, beyond which a sampler may not serve; 0 takes the
     view's own: 1e-4 for `fp32`, 0.1 for `bf16` and `int8`, 0.4 for `fp8` and `fp8_block`, 1 for `int4`."""

@@ -310,6 +310,8 @@ class SamplerStatus(msgspec.Struct, frozen=True, kw_only=True):
     the version is published."""
     fault: str = ""
     """Why it serves nothing until its next version; empty when it serves."""
+    draining: bool = False
+    """It was told to leave: it wants no new sessions, and serves those that it has."""
 
 
 class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,6 +27,7 @@ from etude.runtime.recorder import Recorder
 from etude.runtime.roster import Roster
 from etude.runtime.supervisor import Program, Supervisor
 from etude.sampling.router import SamplerRouter
+from etude.sampling.seats import Terms
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
@@ -114,7 +115,7 @@ async def open_fleet(
         async with waiting("sandboxes", owner="etude run", on="this host", deadline_s=_SANDBOXES_S):
             backend = await stack.enter_async_context(sandboxes(config, run=run.url, ledger=recorder.ledger))
         supervision = config.supervision
-        router = SamplerRouter(patience_s=supervision.lease_s + RESTART_S)
+        router = SamplerRouter(patience_s=supervision.lease_s + RESTART_S, region=config.run.region)
         renderer = load_renderer(await run.starting_policy(config), config.policy.renderer)
         text = probe_text(renderer)
         prober = Prober(text, config, trainer=trainer, ledger=recorder.ledger)
@@ -128,9 +129,10 @@ async def open_fleet(
             ledger=recorder.ledger,
             note=note,
             proof=prober.prove,
+            terms={name: Terms(price=pool.price, region=pool.region) for name, pool in _names(config)},
         )
         await stack.enter_async_context(roster)
-        for program in _samplers(run, config):
+        for program in (*_derivers(run, config), *_samplers(run, config)):
             supervisor.start(program)
         await publish()
         async with asyncio.TaskGroup() as starting:

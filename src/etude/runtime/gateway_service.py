@@ -2,10 +2,10 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from etude.errors import ConfigError
+from etude.errors import ConfigError, SamplerError
 from etude.gateway.control import ControlApi
 from etude.gateway.renderers.registry import load_renderer
 from etude.gateway.service import Gateway
@@ -13,6 +13,7 @@ from etude.sampling.client import SamplerClient
 from etude.sampling.router import SamplerRouter
 
 ADMIN_KEY_VARIABLE = "ETUDE_ADMIN_KEY"
+_LOOK_S = 2.0
 
 
 async def serve_gateway(
@@ -36,6 +37,8 @@ async def serve_gateway(
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(SamplerClient(url)) for url in samplers]
         router = SamplerRouter(clients)
+        watching = asyncio.create_task(_watch(router), name="watch the samplers")
+        stack.callback(watching.cancel)
         rendering = await asyncio.to_thread(load_renderer, model, renderer)
         context_length = min(status.max_context for status in await router.status())
         gateway = Gateway(sampler=router, renderer=rendering, context_length=context_length)
@@ -50,4 +53,12 @@ async def serve_gateway(
         stack.push_async_callback(control.stop)
         say(f"model API    http://127.0.0.1:{gateway.port}/v1")
         say(f"control API  http://127.0.0.1:{control.port}")
-        await asyncio.get_running_loop().create_future()
+        await watching
+
+
+async def _watch(router: SamplerRouter) -> None:
+    """Ask the samplers how they are, for the router to know their versions and who wants to leave."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        with suppress(SamplerError):
+            await router.status()

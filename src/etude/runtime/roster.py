@@ -11,6 +11,7 @@ from etude.runtime.inspection import Expected, Observation, defect, slow, suspic
 from etude.runtime.supervisor import Supervisor
 from etude.sampling.client import SamplerClient
 from etude.sampling.router import SamplerRouter
+from etude.sampling.seats import Terms
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.events import Quarantined
 from etude.telemetry.waits import waiting
@@ -43,10 +44,11 @@ class Roster:
         ledger: Ledger = NO_LEDGER,
         note: Callable[[str], None] = lambda _: None,
         proof: Proof | None = None,
+        terms: Mapping[str, Terms] | None = None,
     ) -> None:
         """Look at the `expected` samplers every `look_s` seconds; `patience_s` is what `inspection` grants them.
 
-        `proof` is asked before a sampler that came up may serve.
+        `proof` is asked before a sampler that came up may serve; `terms` are those on which samplers are to be had.
         """
         self._router = router
         self._supervisor = supervisor
@@ -57,6 +59,7 @@ class Roster:
         self._ledger = ledger
         self._note = note
         self._proof = proof
+        self._terms = terms or {}
         self._clients: dict[str, SamplerClient] = {}
         """Of samplers that are up."""
         self._seen: dict[str, Observation] = {}
@@ -145,7 +148,7 @@ class Roster:
         if self._clients.get(name) is client:
             now = monotonic()
             self._seen[name] = Observation(now=now, answered_at=now, followed_at=now, stepped_at=now, well_at=now)
-            self._router.add(client)
+            self._router.add(client, self._terms.get(name))
             self._notify()
 
     async def _look(self) -> None:
@@ -180,6 +183,8 @@ class Roster:
     def _judge(self, name: str, status: SamplerStatus | None, head: Head | None, too_slow: str) -> None:
         seen, client = self._seen[name], self._clients[name]
         seen.note(status, head, monotonic())
+        if status is not None:
+            self._router.note(client, status)
         found = defect(seen, self._expected[name], head, patience_s=self._patience_s) or too_slow
         if found:
             self.quarantine(name, found)

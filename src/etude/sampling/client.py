@@ -79,6 +79,10 @@ class SamplerClient:
         """Finish a request now, with what it has drawn."""
         await self._call("DELETE", f"/sample/{quote(request_id, safe='')}", self._status_timeout_s)
 
+    async def leave(self) -> None:
+        """Tell the sampler to ask for no new sessions, whoever routes to it."""
+        await self._call("POST", "/drain", self._status_timeout_s)
+
     async def _call(self, method: str, path: str, timeout_s: float, body: bytes | None = None) -> bytes:
         if self._closed:
             # Whoever still asks holds on to a sampler that is gone.

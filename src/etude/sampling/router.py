@@ -3,8 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from contextlib import suppress
 
 from etude.errors import (
     ContextOverflowError,
@@ -13,65 +12,53 @@ from etude.errors import (
     SamplerError,
     VersionUnavailableError,
 )
+from etude.sampling.seats import Replica, Seat, Terms
 from etude.types import Completion, SampleRequest, SamplerStatus
 
 _SESSIONS_MAX = 10_000
-_SMOOTHING = 0.2
 _AFFINITY_WORTH = 2.0
-_COOLDOWN_S = 0.5
-_COOLDOWN_MAX_S = 10.0
-
-
-class Replica(Protocol):
-    """A sampler as the router sees it; `SamplerClient` is one."""
-
-    async def sample(self, request: SampleRequest) -> Completion:
-        """Raise `SamplerError`, or a kind of it, by a deadline."""
-        ...
-
-    async def status(self) -> Sequence[SamplerStatus]:
-        """Raise `SamplerError` within seconds."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Seat:
-    replica: Replica
-    outstanding: int = 0
-    token_s: float = 0.0
-    """Seconds per drawn token, as requests experienced it lately; 0 before the first one."""
-    failures: int = 0
-    """In a row; above 0 the replica is asked for its health before anything else."""
-    retry_at: float = 0.0
-    quarantine: str = ""
-    """Why it serves nothing; empty when it serves."""
-    drawing: set["asyncio.Future[Completion]"] = field(default_factory=set["asyncio.Future[Completion]"])
-    """Requests that it was given and has not answered."""
-
-    def abandon(self) -> None:
-        """Take back what it is drawing, for another replica to draw."""
-        for request in self.drawing:
-            request.cancel()
+_HEDGE_TIMES = 4.0
+_QUIET_S = 5.0
 
 
 class SamplerRouter:
     """Implements `Sampler` over replicas.
 
-    A request that a replica fails, is too busy for, or was drawing when it was put out of service goes to another one
-    under the same id: the first one's answer is never read. When no replica can serve it, such as the only one while it
-    is started anew, the router tries again until `patience_s` have passed.
+    A session stays with the replica that has its prefix, unless another one would be half as expensive; see
+    `Seat.cost`. A request that a replica fails, is too busy for, or was drawing when it was put out of service goes to
+    another one under the same id: the first one's answer is never read. One that takes far longer than it should is
+    asked of a second replica as well, and the first answer counts. When no replica can serve it, such as the only one
+    while it is started anew, the router tries again until `patience_s` have passed.
     """
 
-    def __init__(self, replicas: Iterable[Replica] = (), *, patience_s: float = 60.0) -> None:
-        """Route over these replicas; `add` and `discard` change them while requests run."""
-        self._seats = [_Seat(replica) for replica in replicas]
+    def __init__(
+        self,
+        replicas: Iterable[Replica] = (),
+        *,
+        patience_s: float = 60.0,
+        hedge_s: float = 20.0,
+        region: str = "",
+    ) -> None:
+        """Route over these replicas; `add` and `discard` change them while requests run.
+
+        Args:
+            replicas: To begin with, on equal terms.
+            patience_s: How long a request is tried.
+            hedge_s: A second replica is asked no sooner.
+            region: Where the router is: replicas elsewhere count as more expensive.
+        """
+        self._seats = [Seat(replica, Terms()) for replica in replicas]
         self._patience_s = patience_s
-        self._sessions: OrderedDict[str, _Seat] = OrderedDict()
+        self._hedge_s = hedge_s
+        self._region = region
+        self.hedged = 0
+        """Requests that a second replica was asked for as well."""
+        self._sessions: OrderedDict[str, Seat] = OrderedDict()
         self._unserved_s: OrderedDict[str, float] = OrderedDict()
 
-    def add(self, replica: Replica) -> None:
+    def add(self, replica: Replica, terms: Terms | None = None) -> None:
         """Route to one more replica."""
-        self._seats.append(_Seat(replica))
+        self._seats.append(Seat(replica, terms or Terms()))
 
     def discard(self, replica: Replica) -> None:
         """Forget a replica that is gone; what it was drawing goes to another one."""
@@ -97,6 +84,32 @@ class SamplerRouter:
         for seat in self._seats:
             if seat.replica is replica:
                 seat.quarantine = ""
+
+    def note(self, replica: Replica, status: SamplerStatus) -> None:
+        """Learn from what a replica says of itself: its version, and whether it wants to leave."""
+        for seat in self._seats:
+            if seat.replica is replica:
+                seat.note_status(status)
+
+    async def drain(self, replica: Replica, *, timeout_s: float) -> bool:
+        """Give a replica no new session, and return whether those that it has are over.
+
+        They count as over when none of them has asked for anything for 5 seconds. After `timeout_s` seconds
+        they are told apart from it, and go on with another replica.
+        """
+        clock = asyncio.get_running_loop().time
+        seats = [seat for seat in self._seats if seat.replica is replica]
+        for seat in seats:
+            seat.draining = True
+        deadline, quiet_from = clock() + timeout_s, clock()
+        while clock() < deadline:
+            if any(seat.outstanding for seat in seats):
+                quiet_from = clock()
+            elif clock() - quiet_from >= min(_QUIET_S, timeout_s / 2):
+                return True
+            await asyncio.sleep(min(0.1, timeout_s / 10))
+        self._sessions = OrderedDict((name, seat) for name, seat in self._sessions.items() if seat not in seats)
+        return False
 
     @property
     def quarantined(self) -> tuple[tuple[Replica, str], ...]:
@@ -126,12 +139,12 @@ class SamplerRouter:
         pause_s = 0.05
         while True:
             refusals: list[SamplerError] = []
-            tried: set[_Seat] = set()
-            while (seat := self._choose(request.session_id, tried)) is not None:
+            tried: set[Seat] = set()
+            while (seat := self._choose(request, tried)) is not None:
                 tried.add(seat)
                 began = clock()
                 try:
-                    return await self._ask(seat, request)
+                    return await self._ask_in_time(seat, request, tried)
                 except (ContextOverflowError, SampleRequestError):
                     raise
                 except SamplerError as error:
@@ -161,12 +174,49 @@ class SamplerRouter:
                 raise error
         if len(failed) == len(answers):
             raise SamplerError(f"none of {len(answers)} samplers answers: {failed[-1] if failed else self._nobody()}")
+        for seat, answer in zip(seats, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                for status in answer:
+                    seat.note_status(status)
         return [status for answer in answers if not isinstance(answer, BaseException) for status in answer]
 
-    async def _ask(self, seat: _Seat, request: SampleRequest) -> Completion:
+    async def _ask_in_time(self, seat: Seat, request: SampleRequest, tried: set[Seat]) -> Completion:
+        """Ask a replica, and a second one when the first takes too long; raise what the last of them raises."""
+        asking = {self._begin(seat, request)}
+        try:
+            done, _ = await asyncio.wait(asking, timeout=self._too_long(seat, request))
+            second = None if done else self._choose(request, tried)
+            if second is not None:
+                tried.add(second)
+                self.hedged += 1
+                asking.add(self._begin(second, request))
+            while True:
+                done, pending = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+                for answer in done:
+                    if not pending or answer.exception() is None:
+                        return answer.result()
+                asking = pending
+        finally:
+            # The other one's answer is never read.
+            for late in asking:
+                late.cancel()
+                with suppress(asyncio.CancelledError, SamplerError):
+                    await late
+
+    def _too_long(self, seat: Seat, request: SampleRequest) -> float:
+        """Return after how many seconds a second replica should be asked."""
+        return max(self._hedge_s, _HEDGE_TIMES * seat.token_s * request.params.max_tokens)
+
+    def _begin(self, seat: Seat, request: SampleRequest) -> "asyncio.Task[Completion]":
+        # Counted before the task begins: whoever chooses next has to know.
+        seat.outstanding += 1
+        asking = asyncio.create_task(self._ask(seat, request))
+        asking.add_done_callback(lambda _: seat.leave())
+        return asking
+
+    async def _ask(self, seat: Seat, request: SampleRequest) -> Completion:
         clock = asyncio.get_running_loop().time
         started = clock()
-        seat.outstanding += 1
         try:
             if seat.failures:
                 await seat.replica.status()
@@ -174,14 +224,9 @@ class SamplerRouter:
         except (ContextOverflowError, SampleRequestError, SamplerBusyError, VersionUnavailableError):
             raise
         except SamplerError:
-            seat.failures += 1
-            seat.retry_at = clock() + min(_COOLDOWN_S * 2 ** (seat.failures - 1), _COOLDOWN_MAX_S)
+            seat.note_failure(clock())
             raise
-        finally:
-            seat.outstanding -= 1
-        seat.failures = 0
-        token_s = (clock() - started) / max(1, len(completion.token_ids))
-        seat.token_s += (_SMOOTHING if seat.token_s else 1.0) * (token_s - seat.token_s)
+        seat.note_success(completion, clock() - started)
         self._sessions[request.session_id] = seat
         self._sessions.move_to_end(request.session_id)
         if len(self._sessions) > _SESSIONS_MAX:
@@ -194,7 +239,7 @@ class SamplerRouter:
         if len(self._unserved_s) > _SESSIONS_MAX:
             self._unserved_s.popitem(last=False)
 
-    async def _draw(self, seat: _Seat, request: SampleRequest) -> Completion:
+    async def _draw(self, seat: Seat, request: SampleRequest) -> Completion:
         drawing = asyncio.ensure_future(seat.replica.sample(request))
         seat.drawing.add(drawing)
         try:
@@ -207,24 +252,24 @@ class SamplerRouter:
         finally:
             seat.drawing.discard(drawing)
 
-    def _choose(self, session_id: str, tried: set[_Seat]) -> _Seat | None:
-        """Return the session's own replica unless another one would serve it in half the time."""
+    def _choose(self, request: SampleRequest, tried: set[Seat]) -> Seat | None:
+        """Return the session's own replica unless another one would be half as expensive."""
         now = asyncio.get_running_loop().time()
+        own = self._sessions.get(request.session_id)
         free = [
             seat
             for seat in self._seats
             if seat not in tried and not seat.quarantine and (not seat.failures or seat.retry_at <= now)
         ]
-        if not free:
+        # One that is to leave is better than none.
+        staying = [seat for seat in free if not seat.draining or seat is own] or free
+        ready = [seat for seat in staying if not seat.is_behind(request)] or staying
+        if not ready:
             return None
-        best = min(free, key=self._cost)
-        own = self._sessions.get(session_id)
-        return own if own in free and self._cost(own) <= _AFFINITY_WORTH * self._cost(best) else best
-
-    def _cost(self, seat: _Seat) -> float:
-        """Seconds per token that one more request may expect; a replica without history counts as the fastest known."""
-        known = [other.token_s for other in self._seats if other.token_s]
-        return (seat.outstanding + 1) * (seat.token_s or min(known, default=1.0))
+        fastest = min((seat.token_s for seat in self._seats if seat.token_s), default=1.0)
+        costs = {seat: seat.cost(region=self._region, fastest=fastest) for seat in ready}
+        best = min(ready, key=costs.__getitem__)
+        return own if own in costs and costs[own] <= _AFFINITY_WORTH * costs[best] else best
 
     def _given_up(self, request: SampleRequest, refusals: Sequence[SamplerError]) -> SamplerError:
         last = refusals[-1] if refusals else self._nobody()

@@ -88,6 +88,7 @@ class EngineSampler:
         self._remembered = 0
         self._scores = 0
         self._draining = False
+        self._leaving = False
 
     async def __aenter__(self) -> "EngineSampler":
         """Start the decode thread."""
@@ -151,6 +152,7 @@ class EngineSampler:
                 max_context=self._engine.max_context,
                 held=loop.held_digest,
                 fault=loop.fault,
+                draining=self._leaving or self._draining,
             )
         ]
 
@@ -212,6 +214,10 @@ class EngineSampler:
     async def watch(self) -> None:
         """Wait until the engine fails, and raise its `SamplerError`: the process should end with it."""
         await asyncio.shield(asyncio.wrap_future(self._loop.failure))
+
+    def leave(self) -> None:
+        """Ask for no new sessions, through `status`; requests of those that it has are served as before."""
+        self._leaving = True
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests and wait for the others; after `timeout_s` they finish as cancelled."""

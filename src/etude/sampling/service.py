@@ -1,8 +1,9 @@
 """A sampler behind HTTP.
 
 `POST /sample` takes a `SampleRequest` and answers a `Completion`, both msgpack; `POST /score` takes a `ScoreRequest`
-and answers `Scored` likewise; `DELETE /sample/{request_id}` cancels; `GET /health` answers `SamplerStatus`
-as JSON. An error is JSON: `error` is the name of its class in `etude.errors`, `message` is for people.
+and answers `Scored` likewise; `DELETE /sample/{request_id}` cancels; `POST /drain` asks for no new sessions;
+`GET /health` answers `SamplerStatus` as JSON. An error is JSON: `error` is the name of its class in `etude.errors`,
+`message` is for people.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -78,6 +79,10 @@ def _application(sampler: EngineSampler) -> web.Application:
         sampler.cancel(request.match_info["request_id"])
         return web.Response(status=204)
 
+    async def drain(_: web.Request) -> web.Response:
+        sampler.leave()
+        return web.Response(status=204)
+
     async def health(_: web.Request) -> web.Response:
         (status,) = await sampler.status()
         return web.Response(body=msgspec.json.encode(status), content_type="application/json")
@@ -88,6 +93,7 @@ def _application(sampler: EngineSampler) -> web.Application:
             web.post("/sample", sample),
             web.post("/score", score),
             web.delete("/sample/{request_id}", cancel),
+            web.post("/drain", drain),
             web.get("/health", health),
         ]
     )
