@@ -339,10 +339,10 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
 class ShownConversation(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation as the harness saw it, OpenAI messages, for people."""
 
-    node: int | None = None
-    """The call that gave its last answer."""
     messages: tuple[dict[str, object], ...] = ()
     tools: tuple[dict[str, object], ...] = ()
+    drawn_by: tuple[int | None, ...] = ()
+    """The call behind each assistant's message; None where its answer is not in this branch, so that it is a copy."""
 
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -352,8 +352,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, object], ...]
     """The longest conversation of the main agent as the harness saw it, OpenAI messages, for people."""
     tools: tuple[dict[str, object], ...] = ()
-    node: int | None = None
-    """The call that gave the last answer of that conversation."""
+    drawn_by: tuple[int | None, ...] = ()
+    """The call behind each assistant's message of that conversation; None for a copy."""
     others: tuple[ShownConversation, ...] = ()
     """The longest conversation from each other root; the first few, when there are many."""
     tool_names: dict[int, tuple[str, ...]] = {}
@@ -366,6 +366,11 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     requested_sampling: tuple[dict[str, object], ...] = ()
     """Per call, the sampling that the harness asked for; the session's own was used."""
     metrics: dict[str, float] = {}
+
+    @property
+    def all_messages(self) -> tuple[dict[str, object], ...]:
+        """The messages of all conversations that are kept, one behind the other."""
+        return tuple(message for one in (self, *self.others) for message in one.messages)
 
 
 class SessionHost(Protocol):

@@ -153,7 +153,7 @@ class Session:
             nodes=nodes,
             messages=shown.messages,
             tools=shown.tools,
-            node=shown.node,
+            drawn_by=shown.drawn_by,
             others=tuple(others),
             tool_names=tool_names(self._tree, nodes),
             num_calls=self._limits.calls,

@@ -26,7 +26,7 @@ def shown_conversations(tree: SessionTree, nodes: Sequence[Node]) -> list[ShownC
         return []
     main = min(found, key=lambda shown: (edges[tree.agent(shown.root)] is Edge.AUXILIARY, tree.agent(shown.root)))
     of_main = [shown for shown in found if tree.agent(shown.root) == tree.agent(main.root)]
-    first = max(of_main, key=lambda shown: (len(shown.conversation.messages), shown.node_id))
+    first = max(of_main, key=lambda shown: (len(shown.conversation.messages), shown.root))
     kept, chars = [first], 0
     for shown in found:
         if shown is first or edges[shown.root] not in _OF_THEIR_OWN or len(kept) == MOST_CONVERSATIONS:
@@ -35,7 +35,7 @@ def shown_conversations(tree: SessionTree, nodes: Sequence[Node]) -> list[ShownC
         if chars <= MOST_CHARS:
             kept.append(shown)
     return [
-        ShownConversation(node=shown.node_id, messages=shown.conversation.messages, tools=shown.conversation.tools)
+        ShownConversation(messages=shown.conversation.messages, tools=shown.conversation.tools, drawn_by=shown.drawn_by)
         for shown in kept
     ]
 

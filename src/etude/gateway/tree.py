@@ -13,9 +13,10 @@ from etude.config import EdgeRule
 from etude.gateway.auxiliary import BUILT_IN, Call, Hints, auxiliary
 from etude.gateway.conversation import Conversation, extend_history, history_keys, message_key, tools_key
 from etude.gateway.edges import TOOL_CALL_OPEN, Opening, Relations, Told
+from etude.gateway.experts import keep_experts
 from etude.gateway.kinship import Asked, Kinship
 from etude.gateway.prefixes import TokenPrefixes
-from etude.types import Completion, Edge, Experts, Node
+from etude.types import Completion, Edge, Node
 
 TOKENS_EXTEND, LATE_PARENT = "tokens_extend", "late_parent"
 _CONTINUE_LINK = (Edge.COMPACTION, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
@@ -57,8 +58,8 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation, for people."""
 
     root: int
-    node_id: int
-    """The call that gave the last answer."""
+    drawn_by: tuple[int | None, ...]
+    """The call behind each answer; None where the harness brought it along."""
     conversation: Conversation
 
 
@@ -214,24 +215,26 @@ class SessionTree:
             best = longest.get(root, root)
             if self._facts[node.node_id].num_messages >= self._facts[best].num_messages:
                 longest[root] = node.node_id
-        return [
-            Shown(root=root, node_id=leaf, conversation=self._conversation(leaf))
-            for root, leaf in sorted(longest.items())
-        ]
+        return [self._shown(root, leaf) for root, leaf in sorted(longest.items())]
 
     def answer(self, node_id: int) -> dict[str, object]:
         """Return the message that the harness got for a call."""
         return self._facts[node_id].messages[-1]
 
-    def _conversation(self, leaf: int) -> Conversation:
-        pieces: list[tuple[dict[str, object], ...]] = []
+    def _shown(self, root: int, leaf: int) -> Shown:
+        path: list[int] = []
         node_id: int | None = leaf
         while node_id is not None:
-            facts = self._facts[node_id]
-            pieces.append(facts.messages)
-            node_id = None if facts.is_whole else self._nodes[node_id].parent
-        messages = tuple(message for piece in reversed(pieces) for message in piece)
-        return Conversation(messages=messages, tools=self._facts[leaf].tools)
+            path.append(node_id)
+            node_id = None if self._facts[node_id].is_whole else self._nodes[node_id].parent
+        messages: list[dict[str, object]] = []
+        drawn_by: list[int | None] = []
+        for one in reversed(path):
+            *told, answer = self._facts[one].messages
+            messages += [*told, answer]
+            drawn_by += [None for message in told if message["role"] == "assistant"] + [one]
+        conversation = Conversation(messages=tuple(messages), tools=self._facts[leaf].tools)
+        return Shown(root=root, drawn_by=tuple(drawn_by), conversation=conversation)
 
     def _root(self, node_id: int) -> int:
         while (parent := self._nodes[node_id].parent) is not None:
@@ -348,21 +351,6 @@ class SessionTree:
             )
             for node, facts in zip(self._nodes, self._facts, strict=True)
         ]
-
-
-def keep_experts(completion: Completion, *, parent_length: int) -> Completion:
-    """Drop the experts of positions that the parent's branch holds already.
-
-    The parent's last drawn token was no input of the parent's call, so its row is the first that this call owns.
-    """
-    experts = completion.experts
-    first = max(0, parent_length - 1)
-    if experts is None or experts.start == first:
-        return completion
-    row_bytes = 2 * experts.num_layers * experts.top_k
-    kept = experts.expert_ids[(first - experts.start) * row_bytes :]
-    sliced = Experts(start=first, num_layers=experts.num_layers, top_k=experts.top_k, expert_ids=kept)
-    return replace(completion, experts=sliced)
 
 
 def _retry(node_id: int) -> Told:

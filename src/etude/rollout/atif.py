@@ -17,12 +17,20 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Always an object: arguments that are not valid JSON are kept whole under `_raw`."""
 
 
+class TrajectoryRef(msgspec.Struct, frozen=True, kw_only=True):
+    """Names a trajectory that is embedded in the same document."""
+
+    trajectory_id: str
+
+
 class Result(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one tool answered."""
 
     source_call_id: str | None = None
     """A `tool_call_id` of the same step."""
     content: str | None = None
+    subagent_trajectory_ref: tuple[TrajectoryRef, ...] | None = None
+    """The sub-agents that were started in this step."""
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +79,32 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     observation: Observation | None = None
     metrics: Metrics | None = None
     llm_call_count: int | None = None
+    is_copied_context: bool | None = None
+    """It repeats what another trajectory tells, or what nobody drew: never to be trained on."""
     extra: dict[str, object] | None = None
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One model call in the tree of its session."""
+
+    node: int
+    parent: int | None = None
+    edge: str
+    reason: str = ""
+    """Why this edge."""
+    link: int | None = None
+    """The call that it belongs to though it does not extend it; see `types.Node.link`."""
+    prompt_tokens: int
+    """Added to the parent's."""
+    drawn_tokens: int
+    versions: tuple[int, int] | None = None
+    """Oldest and newest version that drew them."""
+    finish_reason: str = ""
+    tools: tuple[str, ...] = ()
+    """Names of the tools that its answer calls."""
+    started_s: float = 0.0
+    """Seconds since the session was opened."""
+    seconds: float = 0.0
 
 
 class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -96,12 +129,26 @@ class Sidecar(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None where a number was not finite."""
     policy_versions: tuple[int, int] | None = None
     """Oldest and newest version that drew a token."""
+    calls: tuple[Call, ...] = ()
+    """The tree of the session, parents before children; absent in documents of older versions."""
 
 
 class Extra(msgspec.Struct, frozen=True, kw_only=True):
     """`extra` of a document that etude wrote."""
 
     etude: Sidecar
+
+
+class Embedded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A conversation beside the main one: of a sub-agent, before or after a summary, or of an auxiliary call."""
+
+    schema_version: str
+    session_id: str
+    trajectory_id: str
+    """Unique within the document that embeds it."""
+    agent: Agent
+    steps: tuple[Step, ...]
+    extra: dict[str, object] | None = None
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,3 +161,4 @@ class Document(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     session_id: str | None = None
     trajectory_id: str | None = None
     final_metrics: FinalMetrics | None = None
+    subagent_trajectories: tuple[Embedded, ...] | None = None

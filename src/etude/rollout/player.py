@@ -231,7 +231,7 @@ class HarnessPlayer:
             state.failure = _unscorable(execution, state.session) or self._outage(execution, task, spec)
             if state.failure is not None:
                 return
-            if evidence := await asyncio.to_thread(self._watch, state.session.messages):
+            if evidence := await asyncio.to_thread(self._watch, state.session.all_messages):
                 state.fail("grader", "held", evidence, outcome=Outcome.HELD)
                 return
             with state.stage("sandbox", "sandbox"):
@@ -271,6 +271,9 @@ class HarnessPlayer:
                 harness=self._identity,
                 messages=session.messages,
                 tools=session.tools,
+                drawn_by=session.drawn_by,
+                others=session.others,
+                tool_names=session.tool_names,
                 truncated=session.truncated,
             )
         )

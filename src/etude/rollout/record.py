@@ -1,13 +1,16 @@
 """From a trajectory and the session behind it to an ATIF document."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from etude.interfaces import ShownConversation
 from etude.rollout.atif import (
     SCHEMA_VERSION,
     Agent,
     Document,
+    Embedded,
     Extra,
     FinalMetrics,
     Metrics,
@@ -16,10 +19,12 @@ from etude.rollout.atif import (
     Sidecar,
     Step,
     ToolCall,
+    TrajectoryRef,
 )
 from etude.rollout.identity import HarnessIdentity
+from etude.rollout.outline import outline
 from etude.rollout.untrusted import MAX_TEXT_CHARS, as_list, as_mapping, as_text, clean_mapping, cut
-from etude.types import Node, Trajectory
+from etude.types import Edge, Node, Trajectory
 
 _SOURCES = {"system": "system", "developer": "system", "user": "user", "assistant": "agent"}
 
@@ -35,6 +40,12 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[dict[str, object], ...] = ()
     """The longest conversation as the harness saw it: hostile, of any shape."""
     tools: tuple[dict[str, object], ...] = ()
+    drawn_by: tuple[int | None, ...] = ()
+    """The call behind each of its assistant's messages, as in `SessionRecord`; empty when that is not known."""
+    others: tuple[ShownConversation, ...] = ()
+    """Conversations beside it."""
+    tool_names: dict[int, tuple[str, ...]] = {}
+    """The tools that each call's answer calls, by node."""
     truncated: str = ""
     """The limit that ended the session."""
 
@@ -54,26 +65,71 @@ def encode_record(record: RolloutRecord) -> bytes:
 def document(record: RolloutRecord) -> Document:
     """Return the rollout as an ATIF v1.8 document."""
     trajectory = record.trajectory
-    steps = _steps(record.messages, _turns(record.messages, trajectory.nodes))
+    nodes = trajectory.nodes
+    others = tuple(_embedded(record, other) for other in record.others)
+    steps = _steps(record.messages, nodes, record.drawn_by)
     if not steps:
         steps = [Step(step_id=1, source="user", message=cut(record.instruction))]
-    lengths = _context_lengths(trajectory.nodes)
-    tools = tuple(map(clean_mapping, record.tools))
-    harness = record.harness
     return Document(
         schema_version=SCHEMA_VERSION,
         session_id=trajectory.group_id,
         trajectory_id=trajectory.rollout_id,
-        agent=Agent(name=cut(harness.name), version=cut(harness.version), tool_definitions=tools or None),
-        steps=tuple(steps),
+        agent=_agent(record, record.tools),
+        steps=tuple(_with_sub_agents(steps, record)),
         final_metrics=FinalMetrics(
-            total_prompt_tokens=sum(lengths.values()),
-            total_completion_tokens=sum(len(node.completion.token_ids) for node in trajectory.nodes),
-            total_cached_tokens=sum(node.completion.cached_tokens for node in trajectory.nodes),
+            total_prompt_tokens=sum(_context_lengths(nodes).values()),
+            total_completion_tokens=sum(len(node.completion.token_ids) for node in nodes),
+            total_cached_tokens=sum(node.completion.cached_tokens for node in nodes),
             total_steps=len(steps),
         ),
+        subagent_trajectories=others or None,
         extra=Extra(etude=_sidecar(record)),
     )
+
+
+def _agent(record: RolloutRecord, tools: Sequence[Mapping[str, object]]) -> Agent:
+    harness = record.harness
+    return Agent(
+        name=cut(harness.name),
+        version=cut(harness.version),
+        tool_definitions=tuple(map(clean_mapping, tools)) or None,
+    )
+
+
+def _embedded(record: RolloutRecord, other: ShownConversation) -> Embedded:
+    """Return a conversation beside the main one, with the call that it begins with."""
+    nodes = record.trajectory.nodes
+    root = _path(nodes, other.drawn_by[-1])[0]
+    steps = _steps(other.messages, nodes, other.drawn_by)
+    return Embedded(
+        schema_version=SCHEMA_VERSION,
+        session_id=record.trajectory.group_id,
+        trajectory_id=_name(record, root),
+        agent=_agent(record, other.tools),
+        steps=tuple(_with_sub_agents(steps, record)),
+        extra={"node": root.node_id, "edge": root.edge.value, "reason": root.reason, "link": root.link},
+    )
+
+
+def _name(record: RolloutRecord, root: Node) -> str:
+    return f"{record.trajectory.rollout_id}/{root.node_id}"
+
+
+def _with_sub_agents(steps: Sequence[Step], record: RolloutRecord) -> list[Step]:
+    """Return steps that name the sub-agents which they started, as far as those are embedded."""
+    started: defaultdict[object, list[TrajectoryRef]] = defaultdict(list)
+    for other in record.others:
+        root = _path(record.trajectory.nodes, other.drawn_by[-1])[0]
+        if root.edge is Edge.SUBAGENT_CALL:
+            started[root.link].append(TrajectoryRef(trajectory_id=_name(record, root)))
+    shown = list(steps)
+    for place, step in enumerate(shown):
+        refs = started.get((step.extra or {}).get("node"))
+        if refs and step.source == "agent":
+            results = step.observation.results if step.observation else ()
+            observation = Observation(results=(*results, Result(subagent_trajectory_ref=tuple(refs))))
+            shown[place] = msgspec.structs.replace(step, observation=observation)
+    return shown
 
 
 def _sidecar(record: RolloutRecord) -> Sidecar:
@@ -99,12 +155,16 @@ def _sidecar(record: RolloutRecord) -> Sidecar:
         timings=trajectory.timings,
         metrics=dict(trajectory.metrics),
         policy_versions=(min(versions), max(versions)) if versions else None,
+        calls=outline(trajectory.nodes, record.tool_names),
     )
 
 
-def _steps(messages: Sequence[Mapping[str, object]], turns: Sequence[tuple[Node, int]]) -> list[Step]:
+def _steps(
+    messages: Sequence[Mapping[str, object]], nodes: Sequence[Node], drawn_by: Sequence[int | None]
+) -> list[Step]:
     """Return one step per message that is not a tool's answer; answers join the step that called the tool."""
     steps: list[Step] = []
+    turns = _turns(messages, nodes, drawn_by)
     num_turns = 0
     for message in messages:
         role = as_text(message.get("role"))
@@ -116,7 +176,10 @@ def _steps(messages: Sequence[Mapping[str, object]], turns: Sequence[tuple[Node,
         if source is None:
             step = msgspec.structs.replace(step, extra={"role": role})
         elif source == "agent":
-            step = _answered(step, message, turns[num_turns] if turns else None)
+            turn = turns[num_turns]
+            step = _answered(step, message, turn)
+            if turn is None and drawn_by:
+                step = msgspec.structs.replace(step, is_copied_context=True)
             num_turns += 1
         steps.append(step)
     return steps
@@ -145,6 +208,8 @@ def _answered(step: Step, message: Mapping[str, object], turn: tuple[Node, int] 
         extra={
             "node": node.node_id,
             "edge": node.edge.value,
+            "reason": node.reason,
+            "link": node.link,
             "finish_reason": completion.finish_reason.value,
             "versions": [[run.version, run.count] for run in completion.versions],
             "pool": completion.pool,
@@ -181,27 +246,33 @@ def _call(call: object, place: int) -> ToolCall:
     )
 
 
-def _turns(messages: Sequence[Mapping[str, object]], nodes: Sequence[Node]) -> list[tuple[Node, int]]:
-    """Return the node behind each assistant message with its context length, or nothing if that is not certain.
+def _turns(
+    messages: Sequence[Mapping[str, object]], nodes: Sequence[Node], drawn_by: Sequence[int | None]
+) -> list[tuple[Node, int] | None]:
+    """Return the node behind each assistant message with its context length; None where there is none.
 
-    Certain means: exactly one branch of the session has as many calls as the conversation has assistant messages.
+    If it is not known, the one branch of the session is taken that has as many calls as the conversation has assistant
+    messages, if it is the only one.
     """
     num_answers = sum(message.get("role") == "assistant" for message in messages)
-    by_id = {node.node_id: node for node in nodes}
-    parents = {node.parent for node in nodes}
-    branches: list[list[Node]] = []
-    for leaf in nodes:
-        if leaf.node_id in parents:
-            continue
-        branch = [leaf]
-        while (parent := branch[-1].parent) is not None:
-            branch.append(by_id[parent])
-        branches.append(branch[::-1])
-    fitting = [branch for branch in branches if len(branch) == num_answers]
-    if len(fitting) != 1:
-        return []
+    if not drawn_by:
+        parents = {node.parent for node in nodes}
+        branches = [_path(nodes, node.node_id) for node in nodes if node.node_id not in parents]
+        fitting = [branch for branch in branches if len(branch) == num_answers]
+        drawn_by = [node.node_id for node in fitting[0]] if len(fitting) == 1 else [None] * num_answers
     lengths = _context_lengths(nodes)
-    return [(node, lengths[node.node_id]) for node in fitting[0]]
+    by_id = {node.node_id: node for node in nodes}
+    return [None if one is None else (by_id[one], lengths[one]) for one in drawn_by]
+
+
+def _path(nodes: Sequence[Node], last: int | None) -> list[Node]:
+    """Return the calls from a root to this one."""
+    by_id = {node.node_id: node for node in nodes}
+    path: list[Node] = []
+    while last is not None:
+        path.append(by_id[last])
+        last = by_id[last].parent
+    return path[::-1]
 
 
 def _context_lengths(nodes: Sequence[Node]) -> dict[int, int]:
