@@ -93,9 +93,8 @@ def test_tensors_without_weights_cost_nothing():
 
 
 def test_a_model_directory_is_forecast_on_the_command_line(tmp_path):
-    for index in range(2):
-        layer = {f"model.layers.{index}.mlp.up_proj.weight": torch.randn(512, 512) * 0.02}
-        save_file(layer, tmp_path / f"model-{index}.safetensors")
+    layers = {f"model.layers.{index}.mlp.up_proj.weight": torch.randn(512, 512) * 0.02 for index in range(2)}
+    save_file(layers, tmp_path / "model.safetensors")
     ended = CliRunner().invoke(command, [str(tmp_path), "--lr", "1e-6"])
     assert ended.exit_code == 0, ended.output
     assert "model.layers.*.mlp.up_proj.weight" in ended.output

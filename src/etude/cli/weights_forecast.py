@@ -12,7 +12,8 @@ from etude.cli.weights_options import size_text
 
 if TYPE_CHECKING:
     from etude.weights.forecast import Forecast, TensorForecast
-    from etude.weights.step_sizes import PublishedStep
+    from etude.weights.forecast_inputs import PublishedStep
+    from etude.weights.publisher import PublishedDtype
     from etude.weights.tensors import FlatTensor
 
 _COMPARED = 8
@@ -38,7 +39,7 @@ _COMPARED = 8
     help="Precision in which a model will be published; a run has its own.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def forecast(*, target: str, lr: float | None, update: float, dtype: str, as_json: bool) -> None:  # fmt: skip
+def forecast(*, target: str, lr: float | None, update: float, dtype: "PublishedDtype", as_json: bool) -> None:
     """Foretell the bytes that each step will publish, and when an anchor is due.
 
     MODEL_OR_URL is a directory with safetensors, or a run, whose newest steps are then compared with the forecast.
@@ -46,13 +47,14 @@ def forecast(*, target: str, lr: float | None, update: float, dtype: str, as_jso
     import msgspec
 
     from etude.weights.forecast import forecast as foretell
+    from etude.weights.forecast_inputs import model_tensors
 
     steps: list[PublishedStep] = []
     difference = ""
     if _is_model(target):
         if lr is None:
             raise click.UsageError("a model has no learning rate: give --lr")
-        tensors = _model_tensors(Path(target), dtype)
+        tensors = model_tensors(Path(target), dtype)
     else:
         tensors, steps, own_lr, difference = asyncio.run(_run_tensors(target))
         lr = lr or own_lr
@@ -69,28 +71,14 @@ def _is_model(target: str) -> bool:
     return "://" not in target and any(Path(target).glob("*.safetensors"))
 
 
-def _model_tensors(directory: Path, dtype: str) -> "dict[str, FlatTensor]":
-    import torch
-    from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType] - PathLike
-
-    from etude.weights.tensors import flatten
-
-    published = {"bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
-    tensors: dict[str, FlatTensor] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        for name, tensor in load_file(path).items():
-            tensors[name] = flatten(tensor.to(published) if tensor.is_floating_point() else tensor)
-    return tensors
-
-
 async def _run_tensors(url: str) -> "tuple[dict[str, FlatTensor], list[PublishedStep], float, str]":
     """Return the newest weights, what their steps published, the learning rate of these, and how they are coded."""
     from etude.cli.weights_options import open_chain
     from etude.runtime.directory import RunDirectory
     from etude.training.optimizer import learning_rate
+    from etude.weights.forecast_inputs import newest_steps
     from etude.weights.history import require_head
     from etude.weights.reader import load_head
-    from etude.weights.step_sizes import newest_steps
 
     store, _ = open_chain(url, "")
     config = await RunDirectory.open(url).config()

@@ -1,12 +1,19 @@
-"""What the newest steps of a run published, for comparison with what was foretold."""
+"""What a forecast starts from: a model that will be trained, or a run, with what its newest steps published."""
+
+from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from etude.errors import PolicyError
 from etude.interfaces import ObjectStore
 from etude.types import Head
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.history import kept_routes
 from etude.weights.paths import read_manifest
+from etude.weights.publisher import PublishedDtype, copies
+from etude.weights.shards import find_places
+from etude.weights.tensors import FlatTensor, unflatten
 
 
 class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,6 +23,23 @@ class PublishedStep(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     num_bytes: int
     """Of the difference, without its manifest."""
+
+
+def model_tensors(directory: Path, dtype: PublishedDtype) -> dict[str, FlatTensor]:
+    """Return the weights of a Hugging Face directory as a run would publish them.
+
+    Raise `PolicyError` when it has none, and `IntegrityError` when its files are damaged.
+    """
+    places = find_places(directory)
+    if not places:
+        msg = f"{directory} has no model.safetensors and no index of several; convert the model first"
+        raise PolicyError(msg)
+    tensors: dict[str, FlatTensor] = {}
+    for name, place in places.items():
+        data = np.fromfile(directory / place.file, np.uint8, count=place.size, offset=place.at)
+        stored = unflatten(FlatTensor(dtype=place.dtype, shape=place.shape, data=data))
+        tensors |= copies({name: stored}, dtype)
+    return tensors
 
 
 async def newest_steps(store: ObjectStore, head: Head, *, last: int, keys: ChainKeys = WEIGHTS) -> list[PublishedStep]:
