@@ -8,6 +8,7 @@ import msgspec
 from etude.dashboard.chart import short
 from etude.dashboard.html import Html, element, joined, visible
 from etude.dashboard.run_view import Rollout
+from etude.dashboard.session_tree import session_tree_text
 from etude.rollout.atif import Sidecar, Step, ToolCall
 from etude.telemetry.lines import printable
 
@@ -46,6 +47,8 @@ def rollout_text(rollout: Rollout) -> str:
     lines = [printable(f"{rollout.name}  task {sidecar.task_id}  {sidecar.outcome}, {reward}"), printable(facts)]
     if sidecar.failure is not None:
         lines.append(printable(f"failure: {_failure(sidecar)}"))
+    if sidecar.calls:
+        lines += ["", session_tree_text(sidecar.calls).rstrip("\n")]
     return visible("\n".join(chain(lines, *map(_turn_lines, rollout.document.steps)))) + "\n"
 
 
