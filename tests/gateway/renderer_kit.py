@@ -53,8 +53,15 @@ RENDERERS = {
     "deepseek-v3.1": FormatRenderer(TOKENIZER, DeepSeekFormat(newer=True)),
     "kimi-k2": FormatRenderer(TOKENIZER, KimiFormat()),
     "llama-3": FormatRenderer(TOKENIZER, LlamaFormat()),
+    "qwen3-no-thinking": FormatRenderer(TOKENIZER, Qwen3Format(closes_reasoning=True)),
+    "deepseek-r1-keep": FormatRenderer(TOKENIZER, DeepSeekFormat(thinking=True, keep=True)),
+    "deepseek-v3.1-thinking-keep": FormatRenderer(TOKENIZER, DeepSeekFormat(newer=True, thinking=True, keep=True)),
+    "kimi-k2-thinking": FormatRenderer(TOKENIZER, KimiFormat(thinking=True)),
+    "kimi-k2-thinking-keep": FormatRenderer(TOKENIZER, KimiFormat(thinking=True, keep=True)),
 }
-REASONING = {"chatml", "smollm2", "qwen3", "qwen3-keep", "qwen3-thinking"}
+OPENING = {"qwen3-thinking", "deepseek-r1-keep", "deepseek-v3.1-thinking-keep"}
+"""Renderers whose prompts begin the reasoning."""
+REASONING = OPENING | {"chatml", "smollm2", "qwen3", "qwen3-keep", "kimi-k2-thinking", "kimi-k2-thinking-keep"}
 """Renderers of families that reason."""
 
 hostile = st.lists(

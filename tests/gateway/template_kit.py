@@ -106,6 +106,24 @@ KIMI_K2 = """
 {{- '<|im_assistant|>assistant<|im_middle|>' if add_generation_prompt -}}
 """
 
+KIMI_K2_THINKING = (
+    KIMI_K2.replace(
+        "\n",
+        "\n{%- set ns = namespace(final=-1) -%}{%- for m in messages -%}"
+        "{%- if m.role == 'assistant' and not m.tool_calls -%}{%- set ns.final = loop.index0 -%}{%- endif -%}"
+        "{%- endfor -%}\n",
+        1,
+    )
+    .replace("tojson(separators=(',', ':'))", "tojson")
+    .replace("Moonshot AI.<|im_end|>\\n", "Moonshot AI.<|im_end|>")
+    .replace(
+        "{{- m.content -}}",
+        "{%- if m.role == 'assistant' -%}"
+        "{{- '<think>' + (m.reasoning_content or '' if loop.index0 > ns.final else '') + '</think>' -}}"
+        "{%- endif -%}\n{{- m.content -}}",
+    )
+)
+
 _BAR, _BLANK = "\uff5c", "\u2581"
 DEEPSEEK_V31 = """{{- bos_token -}}
 {%- for m in messages if m.role == 'system' %}{{ '\\n\\n' if not loop.first }}{{ m.content }}{% endfor -%}
@@ -146,6 +164,7 @@ TEMPLATES = {
     "qwen3-thinking": QWEN3_THINKING,
     "llama-3": LLAMA_3,
     "kimi-k2": KIMI_K2,
+    "kimi-k2-thinking": KIMI_K2_THINKING,
     "deepseek-v3.1": DEEPSEEK_V31,
     "smollm2": SMOLLM2,
 }

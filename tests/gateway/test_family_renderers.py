@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from renderer_kit import (
+    OPENING,
     REASONING,
     RENDERERS,
     SPECIALS,
@@ -21,6 +22,7 @@ from renderer_kit import (
 )
 
 from etude.errors import PolicyError
+from etude.gateway.renderers.deepseek import ASSISTANT, DeepSeekFormat
 from etude.gateway.renderers.family import FormatRenderer
 from etude.gateway.renderers.qwen3 import Qwen3Format
 from etude.gateway.renderers.vocabulary import Frame, Vocabulary
@@ -67,7 +69,7 @@ def test_extending_what_was_drawn_gives_what_rendering_at_once_gives(name, data)
         ids += renderer.answer(said)
         messages = [*messages, said, *tail]
         # An answer without the reasoning that its prompt began is spelled without that beginning later on.
-        if extension is None or (name == "qwen3-thinking" and "reasoning_content" not in said):
+        if extension is None or (name in OPENING and "reasoning_content" not in said):
             return
         ids += extension
         assert ids == renderer.render(messages, tools)
@@ -175,6 +177,42 @@ def test_qwen3_reads_and_writes_reasoning_that_the_prompt_began():
     assert read == {"role": "assistant", "reasoning_content": "hm", "content": "yes"}
     unfinished = renderer.parse(TOKENIZER.encode("hm").ids)
     assert unfinished == {"role": "assistant", "reasoning_content": "hm", "content": ""}
+
+
+def test_qwen3_without_thinking_answers_behind_an_empty_reasoning_that_stays():
+    renderer = RENDERERS["qwen3-no-thinking"]
+    begun = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    assert shown(renderer.render([QUESTION], [])).endswith(begun)
+    said = {"role": "assistant", "content": "A"}
+    assert shown(renderer.render([QUESTION, said, QUESTION], [])).count(begun) == 2
+    assert renderer.parse(renderer.answer(said)) == said
+
+
+def test_kimi_that_thinks_forgets_its_reasoning_once_an_answer_is_final():
+    renderer, kept = RENDERERS["kimi-k2-thinking"], RENDERERS["kimi-k2-thinking-keep"]
+    look = {"role": "assistant", "content": "", "reasoning_content": "why", "tool_calls": [call("shell", "{}")]}
+    result = {"role": "tool", "content": "R", "tool_call_id": "functions.shell:0"}
+    final = {"role": "assistant", "content": "A", "reasoning_content": "so"}
+    assert "<think>why</think>" in shown(renderer.render([QUESTION, look, result], []))
+    assert shown(renderer.render([QUESTION, look, result, final, QUESTION], [])).count("<think></think>") == 2
+    assert renderer.extend([result], finished=True) is not None
+    assert renderer.extend([QUESTION], finished=True) is None
+    assert shown(kept.render([QUESTION, look, result, final, QUESTION], [])).count("<think></think>") == 0
+    assert kept.extend([QUESTION], finished=True) is not None
+
+
+@pytest.mark.parametrize(
+    ("newer", "begun", "earlier"), [(False, "<think>\n", ""), (True, "<think>", "</think>")], ids=["r1", "v3.1"]
+)
+def test_deepseek_that_thinks_begins_its_reasoning_in_each_prompt_and_branches_at_each_call(newer, begun, earlier):
+    renderer = FormatRenderer(TOKENIZER, DeepSeekFormat(newer=newer, thinking=True))
+    said = {"role": "assistant", "content": "A", "reasoning_content": "why"}
+    text = shown(renderer.render([QUESTION, said, QUESTION], []))
+    assert text.endswith(f"{ASSISTANT}{begun}")
+    assert f"{ASSISTANT}{earlier}A" in text
+    result = {"role": "tool", "content": "R"}
+    assert shown(renderer.render([QUESTION, said, result], [])).endswith(begun)
+    assert [renderer.extend(tail, finished=True) for tail in ([QUESTION], [result])] == [None, None]
 
 
 def test_kimis_own_names_of_calls_come_back_with_their_results():

@@ -2,6 +2,10 @@
 
 `deepseek-v3` is the format of V3, V3-0324 and models made from them. Its template says nothing of the tools that there
 are: a harness has to, in its system prompt. `deepseek-v3.1` is that of V3.1 without thinking, which does say it.
+
+`deepseek-r1` and `deepseek-v3.1-thinking` begin the reasoning in the prompt. Their templates take it out of all earlier
+answers, so that each call starts a new branch; with `keep` it stays. They know no reasoning after results of tools;
+here it is begun there too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,17 +48,19 @@ _TOOLS_AFTER = (
 
 
 class DeepSeekFormat:
-    """The format of DeepSeek-V3, or with `newer` that of V3.1."""
+    """The format of DeepSeek-V3, or with `newer` that of V3.1; with `thinking` those of R1 and of V3.1 that thinks."""
 
     stops = (END,)
     after_answer = ""
-    opens_reasoning = False
 
-    def __init__(self, *, newer: bool = False) -> None:
+    def __init__(self, *, newer: bool = False, thinking: bool = False, keep: bool = False) -> None:
+        self.opens_reasoning = thinking
         self._newer = newer
+        self._keep = keep or not thinking
+        self._thought = ("<think>", "</think>") if newer else ("<think>\n", "\n</think>\n\n")
         outputs = () if newer else _OUTPUTS
-        closed = ("</think>",) if newer else ()
-        self.tokens = (BEGIN, END, USER, ASSISTANT, _SEP, *_CALLS, *_CALL, *_OUTPUT, *outputs, *closed)
+        tags = [tag for tag, is_used in (("<think>", thinking), ("</think>", thinking or newer)) if is_used]
+        self.tokens = (BEGIN, END, USER, ASSISTANT, _SEP, *_CALLS, *_CALL, *_OUTPUT, *outputs, *tags)
 
     def head(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]]
@@ -67,8 +73,10 @@ class DeepSeekFormat:
         return [Frame(BEGIN), *pieces[1:]], [message for message in messages if message["role"] != "system"]
 
     def seen(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Every turn sees all."""
-        return messages
+        """Earlier reasoning is gone, unless it is kept."""
+        if self._keep:
+            return messages
+        return [{name: told for name, told in message.items() if name != "reasoning_content"} for message in messages]
 
     def incoming(self, messages: Sequence[Message]) -> list[str]:
         """Results that follow one another share a section."""
@@ -86,16 +94,17 @@ class DeepSeekFormat:
         return pieces
 
     def opening(self, last: Message | None, answer: Message | None) -> list[str]:
-        """After results of tools nothing opens an answer."""
-        del answer
+        """After results of tools nothing opens an answer but its reasoning."""
+        begins = self.opens_reasoning and (answer is None or bool(answer.get("reasoning_content")))
         if last is not None and last["role"] == "tool":
-            return []
-        return [Frame(ASSISTANT + ("</think>" if self._newer else ""))]
+            return [Frame(self._thought[0])] if begins else []
+        return [Frame(ASSISTANT + (self._thought[0] if begins else "</think>" if self._newer else ""))]
 
     def spoken(self, message: Message) -> list[str]:
-        """Text and calls; the family has no reasoning here."""
+        """Reasoning that the prompt began, text, calls."""
         calls = calls_of(message)
-        pieces: list[str] = [text_of(message)]
+        reasoning = str(message.get("reasoning_content") or "") if self.opens_reasoning else ""
+        pieces: list[str] = [*((reasoning, Frame(self._thought[1])) if reasoning else ()), text_of(message)]
         for index, call in enumerate(calls):
             pieces += [Frame(_CALLS[0] if index == 0 else "" if self._newer else "\n"), Frame(_CALL[0])]
             if self._newer:
@@ -105,8 +114,8 @@ class DeepSeekFormat:
         return [*pieces, Frame(_CALLS[1])] if calls else pieces
 
     def extends(self, messages: Sequence[Message]) -> bool:
-        """System messages move to the beginning."""
-        return all(message["role"] != "system" for message in messages)
+        """System messages move to the beginning, and reasoning that is not kept goes."""
+        return self._keep and all(message["role"] != "system" for message in messages)
 
     def reader(self, text: str) -> list[Part]:
         """Read a section of calls."""

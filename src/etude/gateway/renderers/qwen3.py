@@ -3,6 +3,9 @@
 Hence an answer is continued token by token through a loop of tool calls, while a message of a user starts a new branch.
 With `keep` reasoning stays where it was and every conversation is one branch: for harnesses that say everything as a
 user. A policy trained so must be served with a template that keeps reasoning too.
+
+With thinking switched off each prompt ends behind an empty reasoning, which the models' template takes away once the
+answer is an earlier one. Here it stays, for the same reason.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,16 +20,20 @@ from etude.gateway.renderers.vocabulary import Frame
 
 
 class Qwen3Format:
-    """The format of Qwen3; with `opens_reasoning` that of Qwen3-Thinking, whose prompts begin the reasoning."""
+    """The format of Qwen3; with `opens_reasoning` that of Qwen3-Thinking, whose prompts begin the reasoning.
+
+    With `closes_reasoning` prompts begin and end it, and every conversation is one branch.
+    """
 
     stops = (TURN_END,)
     tokens = (TURN_START, TURN_END, "<think>", "</think>", "<tool_call>", "</tool_call>")
     after_answer = "\n"
 
-    def __init__(self, *, opens_reasoning: bool = False, keep: bool = False) -> None:
+    def __init__(self, *, opens_reasoning: bool = False, closes_reasoning: bool = False, keep: bool = False) -> None:
         self.opens_reasoning = opens_reasoning
         self.reader = read_tags
-        self._keep = keep
+        self._closes_reasoning = closes_reasoning
+        self._keep = keep or closes_reasoning
 
     def head(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]]
@@ -70,6 +77,8 @@ class Qwen3Format:
     def opening(self, last: Message | None, answer: Message | None) -> list[str]:
         """An answer that has no reasoning to be seen had none begun."""
         del last
+        if self._closes_reasoning:
+            return [Frame(f"{TURN_START}assistant\n<think>\n\n</think>\n\n")]
         begins = self.opens_reasoning and (answer is None or bool(answer.get("reasoning_content")))
         return [Frame(f"{TURN_START}assistant\n" + ("<think>\n" if begins else ""))]
 

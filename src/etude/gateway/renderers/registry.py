@@ -11,7 +11,7 @@ from etude.gateway.refusals import CallRefusedError
 from etude.gateway.renderers.chat_template import MAX_BYTES, ChatTemplate
 from etude.gateway.renderers.chatml import TURN_END, TURN_START, ChatMLRenderer
 from etude.gateway.renderers.deepseek import DeepSeekFormat
-from etude.gateway.renderers.family import FamilyRenderer, FormatRenderer, tail_of
+from etude.gateway.renderers.family import FamilyRenderer, Format, FormatRenderer, tail_of
 from etude.gateway.renderers.kimi import KimiFormat
 from etude.gateway.renderers.llama import LlamaFormat
 from etude.gateway.renderers.proof import Break, Probe, find_breaks, probes_for
@@ -19,21 +19,33 @@ from etude.gateway.renderers.qwen3 import Qwen3Format
 from etude.gateway.renderers.template import TemplateRenderer
 from etude.gateway.renderers.vocabulary import Vocabulary
 
+
+def _made_of(form: Format) -> Callable[[Vocabulary], FamilyRenderer]:
+    return lambda vocabulary: FormatRenderer(vocabulary, form)
+
+
 # In the order in which `auto` compares them with a template.
 _FAMILIES: dict[str, Callable[[Vocabulary], FamilyRenderer]] = {
-    "qwen3": lambda vocabulary: FormatRenderer(vocabulary, Qwen3Format()),
-    "qwen3-thinking": lambda vocabulary: FormatRenderer(vocabulary, Qwen3Format(opens_reasoning=True)),
-    "deepseek-v3": lambda vocabulary: FormatRenderer(vocabulary, DeepSeekFormat()),
-    "deepseek-v3.1": lambda vocabulary: FormatRenderer(vocabulary, DeepSeekFormat(newer=True)),
-    "kimi-k2": lambda vocabulary: FormatRenderer(vocabulary, KimiFormat()),
-    "llama-3": lambda vocabulary: FormatRenderer(vocabulary, LlamaFormat()),
+    "qwen3": _made_of(Qwen3Format()),
+    "qwen3-thinking": _made_of(Qwen3Format(opens_reasoning=True)),
+    "deepseek-v3": _made_of(DeepSeekFormat()),
+    "deepseek-v3.1": _made_of(DeepSeekFormat(newer=True)),
+    "kimi-k2": _made_of(KimiFormat()),
+    "kimi-k2-thinking": _made_of(KimiFormat(thinking=True)),
+    "llama-3": _made_of(LlamaFormat()),
     "chatml": ChatMLRenderer,
     "smollm2": lambda vocabulary: ChatMLRenderer(vocabulary, "smollm2"),
 }
 _DECLARED: dict[str, Callable[[Vocabulary], FamilyRenderer]] = {
     "chatml-compact": lambda vocabulary: ChatMLRenderer(vocabulary, "chatml-compact"),
-    "qwen3-keep": lambda vocabulary: FormatRenderer(vocabulary, Qwen3Format(keep=True)),
-    "qwen3-thinking-keep": lambda vocabulary: FormatRenderer(vocabulary, Qwen3Format(opens_reasoning=True, keep=True)),
+    "qwen3-keep": _made_of(Qwen3Format(keep=True)),
+    "qwen3-thinking-keep": _made_of(Qwen3Format(opens_reasoning=True, keep=True)),
+    "qwen3-no-thinking": _made_of(Qwen3Format(closes_reasoning=True)),
+    "deepseek-r1": _made_of(DeepSeekFormat(thinking=True)),
+    "deepseek-r1-keep": _made_of(DeepSeekFormat(thinking=True, keep=True)),
+    "deepseek-v3.1-thinking": _made_of(DeepSeekFormat(newer=True, thinking=True)),
+    "deepseek-v3.1-thinking-keep": _made_of(DeepSeekFormat(newer=True, thinking=True, keep=True)),
+    "kimi-k2-thinking-keep": _made_of(KimiFormat(thinking=True, keep=True)),
 }
 SUPPORTED = (*_FAMILIES, *_DECLARED, "template")
 """Names that `policy.renderer` and `etude.json` may say."""
