@@ -105,6 +105,8 @@ def _referred(field: Mapping[str, Any]) -> str:
 def _type(field: Mapping[str, Any]) -> str:
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"] if value != "")
+    if "anyOf" in field:
+        return _type(next(option for option in field["anyOf"] if option.get("type") != "null"))
     if field["type"] == "array":
         return f"list of {_type(field['items'])}"
     if field["type"] == "object":
