@@ -14,7 +14,6 @@ from etude.weights.loops import (
     Bytes,
     Words,
     add_floats,
-    count_exponents,
     find_changes,
     place_ranks,
     rank_positions,
@@ -35,14 +34,13 @@ _WORDS, _INDICES = "Array(uint64, 1, 'C', readonly=True)", "Array(int64, 1, 'C',
 _TILE, _OUT = "Array({element}, 1, 'C', readonly=True)", "{element}[::1]"
 _SIGNATURES: dict[Callable[..., Any], str] = {
     find_changes: f"int64({_TILE}, {_TILE}, int64[::1], {_OUT}, {_OUT})",
-    count_exponents: f"void({_TILE}, int64, int64, int64[::1])",
     rank_positions: f"void({_TILE}, int64, int64, int64, {_INDICES}, uint8[::1], int64[::1], int64[::1])",
     place_ranks: f"boolean({_TILE}, int64, int64, int64, {_INDICES}, {_INDICES}, int64[::1], int64[::1])",
     sum_quotients: f"int64({_INDICES}, int64)",
     write_unary: f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])",
     read_unary: f"boolean({_BYTES}, {_ROWS}, int64, int64, int64[::1])",
     write_units: f"void({_BYTES}, {_OUT})",
-    add_floats: f"void({_OUT}, {_INDICES}, {_TILE}, uint64)",
+    add_floats: f"void({_OUT}, {_INDICES}, {_TILE}, int64)",
     write_fields: f"void({_WORDS}, int64, uint8[::1])",
     read_fields: f"void({_BYTES}, int64, uint64[::1])",
 }
@@ -61,12 +59,6 @@ class NumbaKernels:
             if count >= 0:
                 return positions[:count], before[:count], after[:count]
         raise AssertionError("more elements differ than there are")
-
-    def exponents(self, tile: Patterns, every: int, layout: Layout) -> Indices:
-        """See `Kernels`."""
-        counts = np.zeros(1 << layout.exponent_bits, np.int64)
-        _loop(count_exponents, tile.dtype.name)(tile, every, layout.mantissa_bits, counts)
-        return counts
 
     def ranks(
         self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout
@@ -116,7 +108,7 @@ class NumbaKernels:
     def add(self, tile: Patterns, positions: Indices, distances: Patterns, layout: Layout) -> None:
         """See `Kernels`."""
         if layout.exponent_bits:
-            _loop(add_floats, tile.dtype.name)(tile, positions, distances, 1 << (layout.bits - 1))
+            _loop(add_floats, tile.dtype.name)(tile, positions, distances, layout.bits - 1)
         else:
             tile[positions] += distances
 

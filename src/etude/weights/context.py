@@ -32,8 +32,10 @@ _SPARSE, _DENSE = 0.28, 0.5
 _FAR = 0.06
 """Share of distances above one step from which on tokens are shorter than signs with exceptions."""
 _COVERED = 0.999
-_EVERY, _SAMPLES = 16, 1 << 16
-"""Elements of which one is a sample, unless there are many samples without."""
+_EVERY = 16
+"""Elements of which one is a sample in a small tile."""
+_RUNS, _RUN = 256, 64
+"""Samples of a large tile, in runs, because elements far apart take a fetch from memory each."""
 _CLASS_HEADER = struct.Struct("<BI")
 _TOO_FEW = "more elements of an exponent changed than there are"
 
@@ -42,7 +44,7 @@ def write_changes(
     tile: Patterns, positions: Indices, distances: Patterns, *, count: int, layout: Layout, kernels: Kernels
 ) -> bytes:
     """Return what changed in a tile, given its old elements, by `count` classes."""
-    top = _top_exponent(tile, layout, kernels) if count > 1 else 0
+    top = _top_exponent(tile, layout) if count > 1 else 0
     if count > 1:
         numbers, ranks, members = kernels.ranks(tile, positions, top - count + 1, count, layout)
         changed = np.bincount(numbers, minlength=count)
@@ -122,9 +124,12 @@ def _read_classes(
     return ranks, bitmaps, as_tokens
 
 
-def _top_exponent(tile: Patterns, layout: Layout, kernels: Kernels) -> int:
+def _top_exponent(tile: Patterns, layout: Layout) -> int:
     """Return the smallest exponent that nearly all elements of a sample do not exceed."""
-    covered = np.cumsum(kernels.exponents(tile, max(_EVERY, tile.size // _SAMPLES), layout))
+    stride = tile.size // (_RUNS * _RUN)
+    sample = tile[::_EVERY] if stride < _EVERY else tile[: tile.size - tile.size % _RUN].reshape(-1, _RUN)[::stride]
+    exponents = (sample.ravel() >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
+    covered = np.cumsum(np.bincount(exponents.astype(np.int64), minlength=1 << layout.exponent_bits))
     return int(np.searchsorted(covered, _COVERED * float(covered[-1])))
 
 

@@ -21,10 +21,6 @@ class Kernels(Protocol):
         """Return the ascending positions at which two tiles differ, and what is there in each."""
         ...
 
-    def exponents(self, tile: Patterns, every: int, layout: Layout) -> Indices:
-        """Return how often each exponent occurs in every so many elements."""
-        ...
-
     def ranks(
         self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout
     ) -> tuple[NDArray[np.uint8], Indices, Indices]:
@@ -81,12 +77,6 @@ class NumpyKernels:
         """See `Kernels`."""
         positions = self._differing(old, new)
         return positions, old[positions], new[positions]
-
-    def exponents(self, tile: Patterns, every: int, layout: Layout) -> Indices:
-        """See `Kernels`."""
-        exponents = 1 << layout.exponent_bits
-        found = (tile[::every] >> layout.mantissa_bits) & (exponents - 1)
-        return np.bincount(found.astype(np.int64), minlength=exponents)
 
     def ranks(
         self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout

@@ -58,13 +58,6 @@ def find_changes(old: Patterns, new: Patterns, positions: Indices, before: Patte
     return count
 
 
-def count_exponents(tile: Patterns, every: int, shift: int, counts: Indices) -> None:
-    """Add to the count of each exponent, in every so many elements."""
-    mask = counts.size - 1
-    for at in range(0, tile.size, every):
-        counts[(np.int64(tile[at]) >> shift) & mask] += 1
-
-
 def write_classes(part: Patterns, shift: int, mask: int, lowest: int, highest: int, classes: Bytes) -> None:
     """Write the class of every element, and `NO_CLASS` behind the last one."""
     element = part.dtype.type
@@ -224,13 +217,17 @@ def write_units(signs: Bytes, steps: Patterns) -> None:
 
 
 def add_floats(tile: Patterns, positions: Indices, distances: Patterns, top: int) -> None:
-    """Move elements whose highest bit `top` is a sign."""
+    """Move elements whose highest bit, number `top`, is a sign.
+
+    Without a branch: one that waited for an element out of memory would keep the next ones from being fetched.
+    """
     element = tile.dtype.type
-    sign = element(top)
+    sign, one = element(1) << element(top), element(1)
     for index in range(positions.size):
         old = tile[positions[index]]
-        key = element((~old if old & sign else old ^ sign) + distances[index])
-        tile[positions[index]] = element(key ^ sign if key & sign else ~key)
+        # All bits of a negative number are flipped, of others the sign alone; and back.
+        key = element(element(old ^ element(sign | element(element(0) - (old >> element(top))))) + distances[index])
+        tile[positions[index]] = element(key ^ element(sign | element((key >> element(top)) - one)))
 
 
 def write_fields(values: Words, bits: int, packed: Bytes) -> None:
