@@ -10,7 +10,7 @@ from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage
 from etude.weights.digest import version_digest
 from etude.weights.fencing import Claim
 from etude.weights.manifests import encode_manifest, parse_manifest
-from etude.weights.paths import MAX_VERSION_BYTES, read_routes
+from etude.weights.paths import MAX_VERSION_BYTES, read_manifest, read_routes
 from etude.weights.ranks import Share, merged
 from etude.weights.routes import MAX_PAGE_BYTES, anchor_is_due, encode_page, extended, parse_page
 
@@ -53,9 +53,9 @@ class Committer:
         return self._claim.head
 
     @property
-    def published(self) -> Head | None:
-        """The head, once it is of this lineage."""
-        return self.head if self.head and self.head.lineage == self.lineage else None
+    def published(self) -> VersionName | None:
+        """What the head names, once it is of this lineage."""
+        return _name_of(self.head) if self.head and self.head.lineage == self.lineage else None
 
     async def settle(self) -> None:
         """Find out what became of the last commit if the store failed; errors as in `commit`."""
@@ -89,7 +89,6 @@ class Committer:
             StoreError: The store failed; repeating the call goes on.
         """
         whole = merged(shares)
-        head = self.head
         manifest = Manifest(
             lineage=self.lineage,
             epoch=self._claim.epoch,
@@ -98,7 +97,7 @@ class Committer:
             base=base.version if base else None,
             base_digest=base.digest if base else "",
             digest=version_digest(whole.tensors),
-            parent=VersionName(lineage=head.lineage, version=head.version, digest=head.digest) if head else None,
+            parent=_name_of(self.head) if self.head else None,
             source=source,
             tensors=whole.tensors,
             pieces=whole.pieces,
@@ -130,20 +129,32 @@ class Committer:
         Raises:
             StoreError: The store failed, or the routes are damaged.
         """
-        head = self.published
-        if head is None:
-            return []
+        head = self.head
+        assert head is not None
+        routes = await self._routes(head)
+        there = {route.base for route in routes if route.version == head.version}
+        missing: list[int | None] = [base for base in bases if base not in there]
+        if anchor_is_due(routes, head.anchor, share=self._anchor_share):
+            missing.append(None)
+        return missing
+
+    async def manifest(self) -> Manifest:
+        """Return the manifest of the head, the one with the newest base; errors as in `missing`."""
+        head = self.head
+        assert head is not None
+        routes = [route for route in await self._routes(head) if route.version == head.version]
+        newest = max(routes, key=lambda route: -1 if route.base is None else route.base)
+        return await read_manifest(self._store, head.lineage, newest, keys=self._keys)
+
+    async def _routes(self, head: Head) -> list[Route]:
+        """Return the routes since the newest anchor."""
         if self._recent is None:
             newest = PageName(head.lineage, head.routes)
             self._recent = await read_routes(
-                self._store, newest, lineage=self.lineage, since=head.anchor, keys=self._keys
+                self._store, newest, lineage=head.lineage, since=head.anchor, keys=self._keys
             )
         self._recent = [route for route in self._recent if route.version >= head.anchor]
-        there = {route.base for route in self._recent if route.version == head.version}
-        missing: list[int | None] = [base for base in bases if base not in there]
-        if anchor_is_due(self._recent, head.anchor, share=self._anchor_share):
-            missing.append(None)
-        return missing
+        return self._recent
 
     async def _with(self, route: Route, manifest: Manifest, head: Head | None) -> Head:
         page = await self._newest(head)
@@ -186,3 +197,7 @@ class Committer:
             data = await self._store.get(self._keys.object(name.lineage, name.page), max_bytes=MAX_PAGE_BYTES)
             self._page = (name, parse_page(data, lineage=name.lineage, digest=name.page, keys=self._keys))
         return self._page
+
+
+def _name_of(head: Head) -> VersionName:
+    return VersionName(lineage=head.lineage, version=head.version, digest=head.digest)

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from etude.interfaces import Bucket
-from etude.types import Head, Manifest, PageName, VersionName
+from etude.types import Head, Manifest
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.commits import Announce, Committer, tell_nobody
-from etude.weights.digest import version_digest
 from etude.weights.fencing import claim
 from etude.weights.packing import slices
-from etude.weights.paths import read_manifest, read_routes
-from etude.weights.ranks import RankWriter, Snapshot, entries_of, snapshot_of
+from etude.weights.ranks import RankWriter
 from etude.weights.reader import load_head
+from etude.weights.sharded import LocalRanks, Rank, publish_shares
 from etude.weights.skips import Skips
 from etude.weights.tensors import FlatTensor, snapshot
 
@@ -47,24 +46,14 @@ class Publisher:
     """
 
     def __init__(
-        self,
-        committer: Committer,
-        writer: RankWriter,
-        *,
-        store: Bucket,
-        keys: ChainKeys,
-        dtype: PublishedDtype,
-        skips: Skips,
+        self, committer: Committer, rank: Rank, *, store: Bucket, keys: ChainKeys, dtype: PublishedDtype
     ) -> None:
         """Use `open_publisher`."""
         self._committer = committer
-        self._writer = writer
+        self._rank = rank
         self._store = store
         self._keys = keys
         self._dtype: PublishedDtype = dtype
-        self._skips = skips
-        self._published: tuple[VersionName, Snapshot] | None = None
-        self._manifest: Manifest | None = None
 
     @property
     def lineage(self) -> str:
@@ -88,6 +77,7 @@ class Publisher:
         Raises:
             VersionTakenError: The version exists with other bytes or is older than the head.
             FencedError: Another publisher took over: this one has to end.
+            HostError: The disk has no room for the older versions that `skips` needs.
             StoreError: The store failed; only then does repeating the call help.
         """
         return await self.publish_snapshot(version=version, step=step, tensors=self.snapshot(tensors))
@@ -95,62 +85,18 @@ class Publisher:
     async def publish_snapshot(
         self, *, version: int, step: int, tensors: Mapping[str, FlatTensor], source: str = ""
     ) -> Manifest:
-        """As `publish`, for weights that `snapshot` copied earlier; `source` is the digest of what they view."""
-        committer = self._committer
-        await committer.settle()
-        committer.check(version)
-        new = slices(tensors)
-        head = committer.published
-        if head is not None and head.version == version:
-            manifest = await self._published_before(head, await asyncio.to_thread(snapshot_of, new))
-        else:
-            name, base = await self._base()
-            share = await self._writer.write(new, base)
-            manifest = await committer.commit([share], version=version, step=step, base=name, source=source)
-            self._stands_at(manifest, snapshot_of(new, share))
-            self._writer.committed()
-        await self._add_routes(manifest)
-        return manifest
-
-    async def _base(self) -> tuple[VersionName | None, Snapshot | None]:
-        """Return what the head names, which a publisher that goes on has to fetch."""
-        head = self._committer.published
-        if head is None:
-            return None, None
-        if self._published is None or self._published[0].version != head.version:
-            loaded = await load_head(self._store, head, keys=self._keys)
-            name = VersionName(lineage=head.lineage, version=head.version, digest=head.digest)
-            self._published = name, await asyncio.to_thread(snapshot_of, slices(loaded.tensors))
-        return self._published
-
-    async def _published_before(self, head: Head, held: Snapshot) -> Manifest:
-        """Return the manifest of the head, whose bytes these have to be."""
-        self._committer.check(head.version, version_digest(entries_of(held)))
-        if self._manifest is None or self._manifest.version != head.version:
-            page = PageName(head.lineage, head.routes)
-            routes = await read_routes(self._store, page, lineage=head.lineage, since=head.version, keys=self._keys)
-            route = next(route for route in routes if route.version == head.version)
-            self._stands_at(await read_manifest(self._store, head.lineage, route, keys=self._keys), held)
-        assert self._manifest is not None
-        return self._manifest
-
-    def _stands_at(self, manifest: Manifest, held: Snapshot) -> None:
-        self._manifest = manifest
-        name = VersionName(lineage=manifest.lineage, version=manifest.version, digest=manifest.digest)
-        self._published = name, held
-
-    async def _add_routes(self, manifest: Manifest) -> None:
-        """Add what readers that are behind, or that begin, go on from; those that follow have the version already."""
-        assert self._published is not None
-        name, held = self._published
-        older = self._skips.bases(manifest.version)
-        for missing in await self._committer.missing(list(older)):
-            base, snapshot = (None, None) if missing is None else older[missing]
-            share = await self._writer.write(held.slices, snapshot)
-            await self._committer.commit(
-                [share], version=manifest.version, step=manifest.step, base=base, source=manifest.source
-            )
-        await asyncio.to_thread(self._skips.keep, name, held)
+        """As `publish`, for weights copied by `snapshot` earlier; `source` is the digest of what they view."""
+        await self._committer.settle()
+        self._committer.check(version)
+        published = self._committer.published
+        if published is not None and published.version < version and self._rank.published != published:
+            # The run goes on here from what another process published.
+            assert self.head is not None
+            loaded = await load_head(self._store, self.head, keys=self._keys)
+            await asyncio.to_thread(self._rank.adopt, published, slices(loaded.tensors))
+        self._rank.begin(slices(tensors))
+        ranks = LocalRanks([self._rank])
+        return await publish_shares(self._committer, ranks, self._rank, version=version, step=step, source=source)
 
 
 async def open_publisher(
@@ -181,4 +127,4 @@ async def open_publisher(
         uploads=uploads,
         resumes=committer.published is not None,
     )
-    return Publisher(committer, writer, store=store, keys=keys, dtype=dtype, skips=Skips(skips))
+    return Publisher(committer, Rank(writer, Skips(skips)), store=store, keys=keys, dtype=dtype)

@@ -1,12 +1,10 @@
-"""What each rank of a trainer does for a version: encodes the slices that it holds and stores its own objects.
-
-No weights leave a rank but as objects. What it hands over is metadata, which `merged` puts together.
-"""
+"""Slices of weights into objects, as each rank of a trainer writes its own, and what all ranks wrote as one."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import partial
 
 import msgspec
@@ -75,10 +73,11 @@ class RankWriter:
         sums = [known.get(place_of(one), Sums()) for one in new]
         uploads = Uploads(self._stored, limit=self._limit)
         try:
-            async for encoded in self._encoded(new, base):
-                for box, added in zip(encoded.boxes, encoded.sums, strict=True):
-                    sums[box.tensor] = sums[box.tensor].plus(added)
-                await uploads.add(encoded)
+            async with aclosing(self._encoded(new, base)) as groups_encoded:
+                async for encoded in groups_encoded:
+                    for box, added in zip(encoded.boxes, encoded.sums, strict=True):
+                        sums[box.tensor] = sums[box.tensor].plus(added)
+                    await uploads.add(encoded)
             await uploads.finish()
         finally:
             await uploads.abandon()

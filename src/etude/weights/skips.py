@@ -26,12 +26,13 @@ class Skips:
     def __init__(self, every: Sequence[int]) -> None:
         """Publish a difference over n versions every n versions, for each n of `every`."""
         self._every = sorted(set(every))
-        self._kept: dict[int, tuple[VersionName, Snapshot]] = {}
+        self.kept: dict[int, tuple[VersionName, Snapshot]] = {}
+        """By version."""
 
     def bases(self, version: int) -> dict[int, tuple[VersionName, Snapshot]]:
         """Return the versions from which a difference to this one is due."""
         wanted = [version - n for n in self._every if version % n == 0]
-        return {base: self._kept[base] for base in wanted if base in self._kept}
+        return {base: self.kept[base] for base in wanted if base in self.kept}
 
     def keep(self, name: VersionName, snapshot: Snapshot) -> None:
         """Copy a version to the disk if a later one skips from it, and drop those that none skips from any more.
@@ -40,9 +41,9 @@ class Skips:
         """
         version = name.version
         needed = {version - version % n for n in self._every}
-        if version in needed and version not in self._kept:
-            self._kept[version] = (name, spilled(snapshot))
-        self._kept = {kept: found for kept, found in self._kept.items() if kept in needed}
+        if version in needed and version not in self.kept:
+            self.kept[version] = (name, spilled(snapshot))
+        self.kept = {kept: found for kept, found in self.kept.items() if kept in needed}
 
 
 def spilled(snapshot: Snapshot) -> Snapshot:
