@@ -20,7 +20,6 @@ from etude.telemetry.clock import ManualClock
 from etude.weights.chain import WEIGHTS
 from etude.weights.directory import WeightsDirectory, read_state
 from etude.weights.disk import LocalDisk
-from etude.weights.downloads import StoreObjects
 from etude.weights.follow_directory import DirectoryFollower
 from etude.weights.follower import PathFollower
 from etude.weights.publisher import open_publisher
@@ -79,7 +78,7 @@ async def follow(store, folder, *, disk=None):
     directory = WeightsDirectory(folder, disk=disk)
     try:
         paths = PathFollower(store, clock=ManualClock(), attempts=2)
-        await DirectoryFollower(directory, paths=paths, objects=StoreObjects(store)).poll()
+        await DirectoryFollower(directory, paths=paths).poll()
         return directory.state
     finally:
         directory.close()
@@ -228,7 +227,7 @@ async def test_weights_damaged_while_it_runs_are_never_taken_for_a_base(tmp_path
     await publish(store, range(2))
     directory = WeightsDirectory(folder)
     paths = PathFollower(store, clock=ManualClock(), attempts=3)
-    follower = DirectoryFollower(directory, paths=paths, objects=StoreObjects(store))
+    follower = DirectoryFollower(directory, paths=paths)
     await follower.poll()
     path = folder / "model.safetensors"
     with path.open("r+b") as opened:

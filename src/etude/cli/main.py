@@ -50,6 +50,7 @@ COMMANDS = {
     "weights": Entry("etude.cli.weights:weights", "Read the versions that a run publishes; keep any engine current."),
     "gateway": Entry("etude.cli.gateway:gateway", "Check how conversations become tokens."),
     "config": Entry("etude.cli.config:config", "Print a resolved configuration, or its schema."),
+    "serve-deriver": Entry("etude.cli.stages:serve_deriver", hidden=True),
     "serve-sampler": Entry("etude.cli.stages:serve_sampler", hidden=True),
     "serve-trainer": Entry("etude.cli.stages:serve_trainer", hidden=True),
 }

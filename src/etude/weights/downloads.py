@@ -12,6 +12,8 @@ from etude.interfaces import ObjectStore
 from etude.weights.digest import object_name
 
 IN_FLIGHT_BYTES = 256 << 20
+_FETCHES = 3
+"""Of an object that comes damaged, before it is taken for damaged where it lies."""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,14 @@ class StoreObjects:
 
     async def fetch(self, wanted: Wanted) -> bytes:
         """Return the object."""
+        for _ in range(_FETCHES - 1):
+            try:
+                return await self._fetch(wanted)
+            except IntegrityError:
+                continue
+        return await self._fetch(wanted)
+
+    async def _fetch(self, wanted: Wanted) -> bytes:
         data = await self._store.get(wanted.key, max_bytes=wanted.size)
         self.num_bytes += len(data)
         return await asyncio.to_thread(check, wanted, data)

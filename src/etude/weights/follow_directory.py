@@ -37,11 +37,10 @@ class DirectorySink:
 class DirectoryFollower:
     """Follows a chain on disk. A directory that lags passes through the versions on its way, each whole."""
 
-    def __init__(self, directory: WeightsDirectory, *, paths: PathFollower, objects: Objects) -> None:
+    def __init__(self, directory: WeightsDirectory, *, paths: PathFollower) -> None:
         """Write to a directory that was opened, and that nobody else writes to."""
         self._directory = directory
         self._paths = paths
-        self._objects = objects
 
     async def states(self) -> AsyncGenerator[DirectoryState]:
         """Yield what the directory is whenever it has come to the head's version, forever. Errors as in `poll`."""
@@ -61,5 +60,5 @@ class DirectoryFollower:
         """
         return self._directory.state if await self._paths.poll(lambda: self._directory.held, self._arrive) else None
 
-    async def _arrive(self, path: Path) -> None:
-        await walk(path, self._objects, DirectorySink(self._directory), keys=self._paths.keys)
+    async def _arrive(self, path: Path, objects: Objects) -> None:
+        await walk(path, objects, DirectorySink(self._directory), keys=self._paths.keys)

@@ -23,12 +23,17 @@ _JITTER = 0.2
 """Share of the period by which looks at the head are spread, so that many readers do not come at once."""
 
 
+Arrive = Callable[[Path, Objects], Awaitable[None]]
+"""Builds the version that a path leads to out of the objects along it."""
+
+
 class StagedVersion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """Verified weights, ready to be swapped in. The tensors lie on the CPU and are read-only by agreement."""
 
     lineage: str
     version: int
     digest: str
+    """Of the version as the trainer published it, also where this is a view of it."""
     step: int
     tensors: dict[str, Tensor]
 
@@ -45,12 +50,14 @@ class PathFollower:
         poll_s: float = 0.2,
         attempts: int = 5,
         max_bytes: int = MAX_VERSION_BYTES,
+        objects: Objects | None = None,
         lease: LeaseKeeper | None = None,
         seed: int | None = None,
     ) -> None:
         """Look at the head about every `poll_s` seconds; give a version `attempts` tries with growing pauses between.
 
-        With a `lease`, nothing that a path needs is deleted while the reader is on it.
+        Objects come from `objects`, or straight from the store. With a `lease`, nothing that a path needs is deleted
+        while the reader is on it.
         """
         self.waiting_for = f"the first {keys.head}"
         """What the follower waits for, for people."""
@@ -64,6 +71,7 @@ class PathFollower:
         self._poll_s = poll_s
         self._attempts = attempts
         self._max_bytes = max_bytes
+        self._objects = objects or StoreObjects(store)
         self._lease = lease
         self._random = random.Random(seed)
         self._watch = HeadWatch(store, keys=keys)
@@ -72,11 +80,10 @@ class PathFollower:
         """Wait until the next look."""
         await self._clock.sleep(self._poll_s * self._random.uniform(1 - _JITTER, 1 + _JITTER))
 
-    async def poll(self, held: Callable[[], Held | None], arrive: Callable[[Path], Awaitable[None]]) -> bool:
+    async def poll(self, held: Callable[[], Held | None], arrive: Arrive) -> bool:
         """Go to the head's version and return True, or False when it is the one `held` or nothing is published.
 
-        `arrive` builds the version that a path leads to. A try that finds damaged bytes is followed by tries that start
-        from nothing.
+        A try that finds damaged bytes is followed by tries that start from nothing.
 
         Raises:
             IntegrityError: The chain stays damaged, or the head went back.
@@ -101,7 +108,7 @@ class PathFollower:
         if self._lease is not None:
             await self._lease.release()
 
-    async def _go(self, held: Held | None, start: Held | None, arrive: Callable[[Path], Awaitable[None]]) -> bool:
+    async def _go(self, held: Held | None, start: Held | None, arrive: Arrive) -> bool:
         seen = await self._watch.look()
         if seen is None or held == Held(lineage=seen.head.lineage, version=seen.head.version, digest=seen.head.digest):
             self.waiting_for = f"a version after {held.version}" if held else f"the first {self.keys.head}"
@@ -112,11 +119,16 @@ class PathFollower:
             return False
         self.waiting_for = f"the objects of version {seen.head.version}"
         path = await self._path(seen.head, start)
-        await arrive(path)
+        await arrive(path, self._leased(path))
         self._watch.settle(seen)
         self.num_versions += 1
         self.planned_bytes += bytes_of(path.routes)
         return True
+
+    def _leased(self, path: Path) -> Objects:
+        if self._lease is None or not path.manifests:
+            return self._objects
+        return self._lease.renewing(self._objects, path.lineage, path.oldest, wanted=path.manifests[-1].version)
 
     async def _path(self, head: Head, start: Held | None) -> Path:
         """Return a path whose objects stay until the reader has arrived."""
@@ -151,7 +163,7 @@ class Follower:
         lease: LeaseKeeper | None = None,
         seed: int | None = None,
     ) -> None:
-        """As `PathFollower`; objects come from `objects`, or straight from the store."""
+        """As `PathFollower`; of the objects of a path at most `in_flight_bytes` are in memory."""
         self.paths = PathFollower(
             store,
             clock=clock,
@@ -159,10 +171,10 @@ class Follower:
             poll_s=poll_s,
             attempts=attempts,
             max_bytes=max_bytes,
+            objects=objects,
             lease=lease,
             seed=seed,
         )
-        self._objects = objects or StoreObjects(store)
         self._in_flight_bytes = in_flight_bytes
         self._loaded: LoadedVersion | None = None
 
@@ -194,7 +206,7 @@ class Follower:
         return StagedVersion(
             lineage=loaded.lineage,
             version=loaded.version,
-            digest=loaded.digest,
+            digest=loaded.source or loaded.digest,
             step=loaded.step,
             tensors={name: unflatten(flat) for name, flat in loaded.tensors.items()},
         )
@@ -206,7 +218,7 @@ class Follower:
     def _held(self) -> Held | None:
         return self._loaded.held if self._loaded else None
 
-    async def _arrive(self, path: Path) -> None:
+    async def _arrive(self, path: Path, objects: Objects) -> None:
         self._loaded = await build(
-            path, self._objects, base=self._loaded, keys=self.paths.keys, in_flight_bytes=self._in_flight_bytes
+            path, objects, base=self._loaded, keys=self.paths.keys, in_flight_bytes=self._in_flight_bytes
         )

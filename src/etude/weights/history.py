@@ -4,10 +4,11 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from etude.errors import ConfigError
+from etude.errors import ConfigError, ObjectMissingError
 from etude.interfaces import ObjectStore
 from etude.types import Head, PageName, Route
 from etude.weights.chain import WEIGHTS, ChainKeys
+from etude.weights.manifests import MAX_MANIFEST_BYTES
 from etude.weights.paths import MAX_VERSION_BYTES, Held, find_path, read_manifest, read_pages, start_of
 from etude.weights.planner import bytes_of
 from etude.weights.reader import read_head
@@ -61,17 +62,28 @@ async def require_head(store: ObjectStore, *, keys: ChainKeys = WEIGHTS) -> Head
 async def kept_routes(
     store: ObjectStore, head: Head, *, keys: ChainKeys = WEIGHTS
 ) -> dict[tuple[str, int], list[Route]]:
-    """Return the routes to every version that the head's pages still lead to, the oldest first.
-
-    In the head's lineage those above the floor; an older lineage may have lost some already.
-    """
+    """Return the routes to every version that is kept, by lineage and version, the oldest first."""
     pages = await read_pages(store, PageName(head.lineage, head.routes), enough=lambda _: False, keys=keys)
     found: dict[tuple[str, int], list[Route]] = {}
     for _, page in reversed(pages):
         for route in page.routes:
-            if page.lineage != head.lineage or start_of(route) >= head.floor:
+            if page.lineage == head.lineage:
+                kept = start_of(route) >= head.floor
+            else:
+                kept = await _is_there(store, keys.manifest(page.lineage, route.version, route.manifest))
+            # What no anchor leads to is only for readers that hold its base.
+            if kept and (route.base is None or (page.lineage, route.base) in found):
                 found.setdefault((page.lineage, route.version), []).append(route)
     return found
+
+
+async def _is_there(store: ObjectStore, key: str) -> bool:
+    """The floor is that of the head's lineage. Of an older one manifests go before their objects do."""
+    try:
+        await store.get(key, max_bytes=MAX_MANIFEST_BYTES)
+    except ObjectMissingError:
+        return False
+    return True
 
 
 async def list_versions(store: ObjectStore, *, keys: ChainKeys = WEIGHTS) -> list[VersionRow]:

@@ -11,6 +11,7 @@ from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import ErasableStore, ObjectStore
 from etude.telemetry.clock import wall_time
 from etude.weights.chain import ChainKeys, decode_record
+from etude.weights.downloads import Objects, Wanted
 
 MAX_LEASE_BYTES = 4096
 MAX_READERS = 10_000
@@ -46,7 +47,7 @@ class LeaseKeeper:
         reader: str = "",
         cluster: str = "",
         address: str = "",
-        ttl_s: float = 120.0,
+        ttl_s: float = 300.0,
         wall: Callable[[], float] = wall_time,
     ) -> None:
         """Write as `reader`, or as one that nobody is yet, a lease that ends `ttl_s` seconds after its last renewal."""
@@ -84,10 +85,28 @@ class LeaseKeeper:
         await self._store.put(self._keys.reader(self.reader), msgspec.json.encode(lease))
         self._held = lease
 
+    def renewing(self, objects: Objects, lineage: str, version: int, *, wanted: int) -> Objects:
+        """Return objects that renew the lease as they are fetched, so that it outlasts a long download."""
+        return _Renewing(self, objects, lineage, version, wanted)
+
     async def release(self) -> None:
         """Say that nothing is needed any more."""
         self._held = None
         await self._store.delete(self._keys.reader(self.reader))
+
+
+class _Renewing:
+    def __init__(self, lease: LeaseKeeper, objects: Objects, lineage: str, version: int, wanted: int) -> None:
+        self._lease = lease
+        self._objects = objects
+        self._needed = (lineage, version)
+        self._wanted = wanted
+
+    async def fetch(self, wanted: Wanted) -> bytes:
+        """Return an object; a lease that could not be renewed is tried again with the next one."""
+        with suppress(StoreError):
+            await self._lease.hold(*self._needed, wanted=self._wanted)
+        return await self._objects.fetch(wanted)
 
 
 async def read_leases(store: ObjectStore, keys: ChainKeys, *, now: float) -> list[ReaderLease]:

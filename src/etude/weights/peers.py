@@ -126,13 +126,13 @@ class PeerObjects:
 
 def check_address(address: str) -> str:
     """Return the address, or raise `IntegrityError`: leases lie in the bucket, and must not name any URL they like."""
-    parts = urlsplit(address)
     try:
+        parts = urlsplit(address)
         ipaddress.ip_address(parts.hostname or "")
-        plain = parts.scheme == "http" and bool(parts.port) and address == f"http://{parts.netloc}"
+        plain = bool(parts.port) and address == f"http://{parts.netloc}" and "@" not in parts.netloc
     except ValueError:
         plain = False
-    if not plain or "@" in parts.netloc:
+    if not plain:
         msg = f"{address[:80]!r} is no http://IP:PORT; delete the lease that names it"
         raise IntegrityError(msg)
     return address

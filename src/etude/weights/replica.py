@@ -50,8 +50,10 @@ async def follow_into(
             cluster=options.cluster,
             listen=options.listen,
         ) as source:
-            paths = PathFollower(store, clock=clock, keys=keys, poll_s=options.poll_s, lease=source.lease)
-            follower = DirectoryFollower(directory, paths=paths, objects=source.objects)
+            paths = PathFollower(
+                store, clock=clock, keys=keys, poll_s=options.poll_s, objects=source.objects, lease=source.lease
+            )
+            follower = DirectoryFollower(directory, paths=paths)
             if directory.state is not None:
                 yield directory.state
             if once:
@@ -85,7 +87,8 @@ async def materialised(
             path = await find_path(
                 store, head, held=directory.held, target=(lineage, version), max_bytes=MAX_VERSION_BYTES, keys=keys
             )
-            await walk(path, source.objects, DirectorySink(directory), keys=keys)
+            objects = source.lease.renewing(source.objects, lineage, 0, wanted=version)
+            await walk(path, objects, DirectorySink(directory), keys=keys)
         if directory.state is None or directory.state.version != version:
             msg = f"{folder} is not at version {version}: {directory.why}"
             raise IntegrityError(msg)

@@ -6,13 +6,13 @@ between loses nothing: the next collection goes on.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from etude.errors import ObjectMissingError, StoreError
+from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import Clock, ErasableStore, ObjectStore
 from etude.telemetry.clock import wall_time
 from etude.types import Head, PageName, Route
@@ -136,40 +136,43 @@ async def survey(store: ObjectStore, keys: ChainKeys, *, keep: int, now: float) 
     head = parse_head(data, keys=keys)
     leases = await read_leases(store, keys, now=now)
     pages = await read_pages(store, PageName(head.lineage, head.routes), enough=lambda _: False, keys=keys)
+    anchors: dict[str, list[int]] = {}
+    for _, page in pages:
+        anchors.setdefault(page.lineage, []).extend(route.version for route in page.routes if route.base is None)
+    newest = sorted(anchors.get(head.lineage, []), reverse=True)
+    wanted = [
+        *((lease.lineage, lease.version) for lease in leases),
+        (head.lineage, newest[keep - 1] if len(newest) >= keep else head.floor),
+    ]
     needed: dict[str, int] = {}
-    for lease in leases:
-        needed[lease.lineage] = min(lease.version, needed.get(lease.lineage, lease.version))
-    own = [route for _, page in pages if page.lineage == head.lineage for route in page.routes]
-    anchors = sorted((route.version for route in own if route.base is None), reverse=True)
-    highest = min(anchors[keep - 1] if len(anchors) >= keep else 0, needed.get(head.lineage, head.version))
-    floor = max(head.floor, highest)
-    needed[head.lineage] = min(floor, needed.get(head.lineage, floor))
+    for lineage, version in wanted:
+        # What is kept begins with an anchor, so that all of it can be read by who holds nothing.
+        begin = max((anchor for anchor in anchors.get(lineage, []) if anchor <= version), default=version)
+        needed[lineage] = min(begin, needed.get(lineage, begin))
+    floor = max(head.floor, needed[head.lineage])
     kept: set[str] = set()
     dropped: set[str] = set()
     for name, page in reversed(pages):
         routes = [route for route in page.routes if start_of(route) >= needed.get(page.lineage, sys.maxsize)]
         # A page that leads to one that is needed is needed too.
         (kept if routes or kept else dropped).add(keys.object(name.lineage, name.page))
-        kept |= await _reached(store, keys, page.lineage, routes)
-        dropped |= await _reached(store, keys, page.lineage, set(page.routes) - set(routes), gone=True)
+        for route in page.routes:
+            reached = await _reached(store, keys, page.lineage, route)
+            if not reached and page.lineage == head.lineage and start_of(route) >= head.floor:
+                msg = f"version {route.version} of lineage {head.lineage} has lost a manifest; restore it from a copy"
+                raise IntegrityError(msg)
+            (kept if route in routes else dropped).update(reached)
     return Survey(data, head, floor, leases, frozenset(kept), frozenset(dropped - kept))
 
 
-async def _reached(
-    store: ObjectStore, keys: ChainKeys, lineage: str, routes: Iterable[Route], *, gone: bool = False
-) -> set[str]:
-    """Return the keys of the manifests of routes and of their objects; manifests may be `gone` before their objects."""
-    reached: set[str] = set()
-    for route in routes:
-        try:
-            manifest = await read_manifest(store, lineage, route, keys=keys)
-        except ObjectMissingError:
-            if gone:
-                continue
-            raise
-        reached.add(keys.manifest(lineage, route.version, route.manifest))
-        reached |= {keys.object(lineage, name) for name in object_sizes(manifest)}
-    return reached
+async def _reached(store: ObjectStore, keys: ChainKeys, lineage: str, route: Route) -> set[str]:
+    """Return the keys of a route's manifest and of its objects; none when the manifest is gone, which goes first."""
+    try:
+        manifest = await read_manifest(store, lineage, route, keys=keys)
+    except ObjectMissingError:
+        return set()
+    objects = (keys.object(lineage, name) for name in object_sizes(manifest))
+    return {keys.manifest(lineage, route.version, route.manifest), *objects}
 
 
 async def _raise_floor(
