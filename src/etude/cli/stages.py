@@ -10,6 +10,7 @@ import click
 from etude.cli.options import config_options
 
 if TYPE_CHECKING:
+    from etude.policy.views import View
     from etude.runtime.settings import Settings
     from etude.runtime.stages import Stage
 
@@ -65,6 +66,16 @@ def serve_sampler(run_url: str, pool: str, index: int) -> None:
     from etude.runtime.sampler_process import serve_sampler as serve
 
     asyncio.run(serve(run_url, pool, index))
+
+
+@click.command("serve-deriver", hidden=True, epilog="Example: etude serve-deriver runs/quickstart --view fp8")
+@click.argument("run_url")
+@click.option("--view", required=True, help="Precision to derive.")
+def serve_deriver(run_url: str, view: "View") -> None:
+    """Publish a view of every version of a run until standard input closes."""
+    from etude.runtime.deriver_process import serve_deriver as serve
+
+    asyncio.run(serve(run_url, view))
 
 
 @click.command("serve-trainer", hidden=True, epilog="Example: etude serve-trainer runs/quickstart")

@@ -231,6 +231,18 @@ def _samplers(run: RunDirectory, config: RunConfig) -> Iterator[Program]:
         )
 
 
+def _derivers(run: RunDirectory, config: RunConfig) -> Iterator[Program]:
+    """Yield what publishes the views that pools do not make themselves."""
+    for view in sorted({pool.view for pool in config.pools if pool.view_source == "derived"}):
+        yield Program(
+            name=f"derive-{view}",
+            kind="deriver",
+            command=etude_command("serve-deriver", run.url, "--view", view),
+            log=run.local / "logs" / f"derive-{view}.log",
+            environment=_environment(1),
+        )
+
+
 async def _up(supervisor: Supervisor, name: str) -> None:
     await supervisor.up(name, owner="etude run", deadline_s=START_S)
 

@@ -41,9 +41,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A process to be kept running."""
 
     name: str
-    """Unique in the run: `trainer`, or a sampler's id."""
+    """Unique in the run: `trainer`, a sampler's id, or `derive-` and a view."""
     kind: str
-    """`trainer` or `sampler`."""
+    """`trainer`, `sampler` or `deriver`."""
     command: Sequence[str]
     log: Path
     environment: Mapping[str, str]
