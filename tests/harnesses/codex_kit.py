@@ -74,3 +74,20 @@ def fills_up(*, size, most=40):
         return run(f"head -c {size} /dev/zero | tr '\\0' '{'abcdefghij'[prompt.num_answers % 10]}'")
 
     return answer
+
+
+async def play(on_stage):
+    """Play every session and return them by name, as `shell_scenarios.play` does."""
+    plans = {
+        "repair": (repairs(), {}),
+        "busy and cut off": (repairs(busy=True), {"cut": (3,)}),
+        "sub-agents": (delegates(), {}),
+        "compaction": (fills_up(size=6000), {"env": {"COMPACT_AT_TOKENS": "40000"}}),
+        "out of calls": (repairs(), {"max_calls": 2}),
+        "out of tokens": (repairs(), {"max_session_tokens": 300}),
+    }
+    return {name: await on_stage.play(answer, **_in_window(options)) for name, (answer, options) in plans.items()}
+
+
+def _in_window(options):
+    return {**options, "env": {**WINDOW, **options.get("env", {})}}

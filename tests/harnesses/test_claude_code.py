@@ -70,3 +70,10 @@ async def test_it_goes_on_from_a_summary_that_the_policy_wrote(played, options):
     (compaction,) = [node for node in nodes if node.edge is Edge.COMPACTION]
     assert nodes[compaction.link].edge is Edge.CONTINUATION
     assert session.prefix_breaks == 0
+
+
+async def test_a_limit_ends_it_and_what_it_left_is_graded(tmp_path):
+    async with stage(kit.HARNESS, tmp_path) as on_stage:
+        session = await on_stage.play(kit.repairs(), env=kit.WINDOW, max_calls=2)
+    assert (session.output.exit_code, len(session.edges), session.record.truncated) == (1, 2, "calls")
+    assert (session.trajectory.outcome, session.trajectory.reward) == (Outcome.TRUNCATED, 1.0)
