@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from etude.algorithm.trees import tree_problem
 from etude.types import Completion, Experts, Node, Support, Trajectory
 
 _PROBABILITY_SLACK = 1e-3
@@ -29,13 +30,11 @@ class IngestRules(msgspec.Struct, frozen=True, kw_only=True):
 
 def defect(trajectory: Trajectory, rules: IngestRules) -> str:
     """Return why the trajectory cannot be trained on, in a few stable words; empty when it can."""
+    found = tree_problem(trajectory.nodes)
+    if found:
+        return found
     lengths: dict[int, int] = {}
-    known = {node.node_id for node in trajectory.nodes}
     for node in trajectory.nodes:
-        if node.node_id in lengths or (node.parent is not None and node.parent not in lengths):
-            return "tree_broken"
-        if node.link is not None and (node.link not in known or node.link == node.node_id):
-            return "link_unknown"
         start = 0 if node.parent is None else lengths[node.parent]
         prompt_end = start + len(node.prompt_ids)
         lengths[node.node_id] = prompt_end + len(node.completion.token_ids)

@@ -17,8 +17,8 @@ _WIDTH = 500
 def session_tree_text(calls: Sequence[Call]) -> str:
     """Return one line per call: what it is and why, tokens read and drawn, versions, tools that its answer calls.
 
-    What goes on with a conversation stands below its first call, one level deeper; so does what branches off from a call,
-    and what it started. Tokens `in` are those that were added to the ones before.
+    What goes on with a conversation stands below its first call, one level deeper; so does what branches off from a
+    call, and what it started. Tokens `in` are those that were added to the ones before.
     """
     tree = Tree(Text(f"{len(calls)} calls" if len(calls) != 1 else "1 call"))
     _Branches(calls).add_to(tree)

@@ -14,6 +14,7 @@ import torch
 
 from etude.algorithm.advantages import centred
 from etude.config import RolloutSection, RunConfig, RunSection, TasksSection
+from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord, encode_record
 from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import CONFIG_KEY, METRICS_KEY, SUMMARY_KEY, EvalSummary, Summary
@@ -45,6 +46,7 @@ CONFIG = RunConfig(
     rollout=RolloutSection(group_size=2, groups_per_step=2, max_staleness=1),
 )
 LINEAGE = "0001-aaaaaaaa"
+_HARNESS = HarnessIdentity(name="double")
 OnMoment = Callable[[], Awaitable[None]]
 TASKS = tuple(f"task-{number}" for number in range(5))
 
@@ -189,7 +191,7 @@ class RunDouble:
             nodes=tuple(nodes),
         )
         controller.record(facts.SandboxDestroyed(sandbox=f"box-{session}"))
-        record = RolloutRecord(trajectory=trajectory, purpose=purpose, instruction="Do it.", harness="double")
+        record = RolloutRecord(trajectory=trajectory, purpose=purpose, instruction="Do it.", harness=_HARNESS)
         data = encode_record(record)
         controller.record(
             facts.RolloutEnded(
