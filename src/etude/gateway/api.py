@@ -90,8 +90,6 @@ class ModelApi:
                 requested=asked.requested | ({"removed": [text[:256] for text in removed[:16]]} if removed else {}),
             )
             task = session.submit(call)
-            # The task begins before this goes on: making the prompt's tokens belongs to the turn.
-            await asyncio.sleep(0)
         if not asked.stream:
             return Reply(body=dialect.body(await _finished(task), asked))
         # Errors have their status as long as nothing was sent.

@@ -120,7 +120,8 @@ class Session:
         )
         if earlier is not None:
             return earlier
-        task = asyncio.get_running_loop().create_task(self._answer(call), name=f"call of {self.spec.session_id}")
+        answering = self._answer(call, self._plan(call))
+        task = asyncio.get_running_loop().create_task(answering, name=f"call of {self.spec.session_id}")
         self._replays.add(task, body_key=call.body_key, idempotency_key=call.idempotency_key)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -163,24 +164,51 @@ class Session:
             metrics=self._metrics(nodes, abandoned),
         )
 
-    async def _answer(self, call: ModelCall) -> Answer:
+    def _plan(self, call: ModelCall) -> _Plan | Answer:
+        """Admit a call, or find what was asked of the sampler for it already; its prompt is made here."""
         if self._fatal is not None:
             raise refusals.session_failed()
         try:
-            plan = self._unanswered.pop(call.body_key, None) or self._admit(call)
+            return self._unanswered.pop(call.body_key, None) or self._admit(call)
+        except CallRefusedError as refusal:
+            return self._last_words(refusal, call)
+        except Exception as error:
+            raise self._broken(error) from error
+
+    async def _answer(self, call: ModelCall, plan: _Plan | Answer) -> Answer:
+        if isinstance(plan, Answer):
+            return plan
+        try:
             started = perf_counter()
             completion = await self._draw(plan, call.body_key)
             seconds = perf_counter() - started
             self._model_s += seconds
             return self._attach(plan, completion, started_s=started - self._opened, seconds=seconds)
         except CallRefusedError as refusal:
-            if refusal.code == refusals.LIMIT_REACHED and self.spec.on_limit == "message":
-                return _last_words(refusal, call)
-            raise
+            return self._last_words(refusal, call)
         except Exception as error:
-            message = f"{type(error).__name__}: {error}"[:500]
-            self._fatal = Failure(component="gateway", reason="unexpected_error", message=message)
-            raise refusals.session_failed() from error
+            raise self._broken(error) from error
+
+    def _last_words(self, refusal: CallRefusedError, call: ModelCall) -> Answer:
+        """Return an answer that nobody drew, for a session whose limits are ordinary answers; raise all other refusals.
+
+        It is in no tree.
+        """
+        if refusal.code != refusals.LIMIT_REACHED or self.spec.on_limit == "error":
+            raise refusal
+        return Answer(
+            call_id=sha256(call.body_key.encode()).hexdigest()[:24],
+            message={"role": "assistant", "content": f"I have to stop here: {refusal.message}."},
+            finish_reason="stop",
+            prompt_tokens=0,
+            completion_tokens=0,
+            cached_tokens=0,
+        )
+
+    def _broken(self, error: Exception) -> CallRefusedError:
+        message = f"{type(error).__name__}: {error}"[:500]
+        self._fatal = Failure(component="gateway", reason="unexpected_error", message=message)
+        return refusals.session_failed()
 
     async def _draw(self, plan: _Plan, body_key: str) -> Completion:
         """Return a checked completion; remember why there is none until the same request succeeds."""
@@ -317,18 +345,6 @@ def _hints(call: ModelCall) -> Hints:
 def _num_bytes(answer: Answer) -> int:
     """Return about how much memory an answer takes."""
     return 1024 + 16 * answer.completion_tokens
-
-
-def _last_words(refusal: CallRefusedError, call: ModelCall) -> Answer:
-    """Return an answer that nobody drew, so that none of it is in the tree: it ends a harness that knows no errors."""
-    return Answer(
-        call_id=sha256(call.body_key.encode()).hexdigest()[:24],
-        message={"role": "assistant", "content": f"I have to stop here: {refusal.message}."},
-        finish_reason="stop",
-        prompt_tokens=0,
-        completion_tokens=0,
-        cached_tokens=0,
-    )
 
 
 def _least_tokens(conversation: Conversation) -> int:
