@@ -363,6 +363,8 @@ class WeightsSection(Section):
     """Threads that encode a version."""
     uploads: PositiveInt = 4
     """Objects of a version that are stored at a time."""
+    upload_mb_s: Annotated[float, Field(ge=0.0)] = 0.0
+    """Megabytes per second that publishing may use; 0 is as fast as the line."""
     difference: Literal["rice_ulp", "exp_ctx"] = "rice_ulp"
     """How a difference is coded: `exp_ctx` is up to half the size, for readers far away, and several times slower."""
     poll_s: PositiveFloat = 0.2

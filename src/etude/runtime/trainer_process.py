@@ -17,6 +17,8 @@ from etude.runtime.children import say_ready, until_parent_gone
 from etude.runtime.directory import RunDirectory
 from etude.store.ledger import LedgerWriter
 from etude.store.ledger_format import open_run_id
+from etude.store.limited import LimitedStore
+from etude.telemetry.clock import SystemClock
 from etude.telemetry.events import Published
 from etude.training.service import TrainerService
 from etude.training.trainer import Trainer, TrainerPlan
@@ -76,7 +78,7 @@ def _publisher(run: RunDirectory, config: RunConfig, ledger: Ledger) -> Backgrou
 
     weights = config.weights
     line = Line(
-        run.store,
+        LimitedStore(run.store, clock=SystemClock(), upload_bytes_s=weights.upload_mb_s * 1e6),
         announce=announce,
         dtype=weights.dtype,
         anchor_share=weights.anchor_share,

@@ -10,7 +10,8 @@ from etude.interfaces import Bucket, Clock
 class LimitedStore:
     """Bounds how many calls of a store are under way and how many bytes move per second in each direction.
 
-    An object is moved whole, at the speed of the line; the calls after it then wait until the average is met again.
+    An object is moved whole, at the speed of the line; the calls after it then wait until the average is met again. It
+    may be used in one event loop after the other.
     """
 
     def __init__(
@@ -24,7 +25,8 @@ class LimitedStore:
     ) -> None:
         """Allow `calls` at once, and these rates; 0 is as fast as the line."""
         self._inner = inner
-        self._calls = asyncio.Semaphore(calls)
+        self._max_calls = calls
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         self._uploads = _Line(upload_bytes_s, clock)
         self._downloads = _Line(download_bytes_s, clock)
 
@@ -68,6 +70,13 @@ class LimitedStore:
         """Remove, once there is room for a call."""
         async with self._calls:
             await self._inner.delete(key)
+
+    @property
+    def _calls(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = (loop, asyncio.Semaphore(self._max_calls))
+        return self._slots[1]
 
     @asynccontextmanager
     async def _room(self, line: "_Line", num_bytes: int = 0) -> AsyncGenerator[None]:
