@@ -15,7 +15,7 @@ from etude.runtime.audit.facts import Facts
 from etude.runtime.audit.intake import load_ledger
 from etude.store.groups import decode_advantages, decode_group, encode_group
 from etude.store.local import FileStore
-from etude.types import Outcome
+from etude.types import Edge, Outcome
 
 SECOND = "(SELECT w FROM writer WHERE name LIKE 'controller-%4')"
 GROUP = "groups/0/g000001.parquet"
@@ -87,6 +87,12 @@ LIES = [
     ("tokens_are_those_drawn", "UPDATE drawn SET prompt_digest = 'f00d' WHERE request LIKE 'g000001%'"),
     ("tokens_are_those_drawn", "UPDATE drawn SET lineage = 'other'"),
     ("tokens_are_those_drawn", "UPDATE drawn SET request = 'eval-' || request"),
+    ("trees_are_sound", """UPDATE trained SET groups = replace(groups, '"trained":', '"trained":9')"""),
+    ("trees_are_sound", """UPDATE trained SET groups = replace(groups, '"masked":{', '"masked":{"more":99,')"""),
+    (
+        "trees_are_sound",
+        """UPDATE trained SET groups = replace(groups, '"dropped":{', '"dropped":{"auxiliary":9')""",
+    ),
     ("versions_grow_by_one", "UPDATE published SET version = 3 WHERE version = 2"),
     ("versions_grow_by_one", "DELETE FROM trained"),
     ("versions_grow_by_one", "DELETE FROM lineage_opened"),
@@ -177,6 +183,27 @@ def another_version(node):
 def test_a_trained_call_that_differs_in_anything_from_what_was_drawn_is_found(copy, tmp_path, change):
     lie = rewrite(copy, lambda group: with_first_node(group, change))
     assert findings_of(copy, tmp_path / "facts", lie)["tokens_are_those_drawn"].violations > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"edge": Edge.AUXILIARY}, "that may be trained on"),
+        ({"edge": Edge.CONTINUATION}, "call 0, continuation: it extends no call"),
+        ({"edge": Edge.SUBAGENT_RETURN}, "call 0, subagent_return: it extends no call"),
+        ({"edge": Edge.RETRY, "link": 1}, "call 0, retry: its prompt is not that of call 1"),
+    ],
+)
+def test_a_call_that_hangs_where_its_edge_does_not_allow_is_found(copy, tmp_path, changes, problem):
+    lie = rewrite(copy, lambda group: with_first_node(group, lambda node: msgspec.structs.replace(node, **changes)))
+    finding = findings_of(copy, tmp_path / "facts", lie)["trees_are_sound"]
+    assert problem in " ".join(finding.first)
+
+
+def test_a_link_to_a_call_that_there_is_not_is_found(copy, tmp_path):
+    lie = rewrite(copy, lambda group: with_first_node(group, lambda node: msgspec.structs.replace(node, link=9)))
+    finding = findings_of(copy, tmp_path / "facts", lie)["groups_are_what_was_recorded"]
+    assert "is no tree (link_unknown)" in finding.first[0]
 
 
 def test_a_token_of_a_version_that_was_not_made_yet_is_found(copy, tmp_path):

@@ -36,6 +36,7 @@ from etude.runtime.audit.sandboxes import sandboxes_accounted
 from etude.runtime.audit.summary import summary_follows_from_facts
 from etude.runtime.audit.tickets import TicketFold
 from etude.runtime.audit.tokens import account_for_tokens, token_totals, tokens_are_those_drawn, tokens_conserved
+from etude.runtime.audit.trees import trees_are_sound
 from etude.runtime.audit.versions import (
     replicas_hold_what_was_published,
     samplers_draw_what_they_hold,
@@ -92,6 +93,11 @@ INVARIANTS = (
         name="tokens_are_those_drawn",
         meaning="every call in a group is, bit for bit, what a sampler saw and drew",
         check=tokens_are_those_drawn,
+    ),
+    Invariant(
+        name="trees_are_sound",
+        meaning="each call hangs where its edge says, and none is trained that is no part of the task",
+        check=trees_are_sound,
     ),
     Invariant(
         name="staleness_bounded", meaning="no group was trained on that was older than allowed", check=staleness_bounded

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 import msgspec
 
 from etude.algorithm.staleness import oldest_version
+from etude.algorithm.trees import tree_problem
 from etude.errors import IntegrityError
 from etude.rollout.atif import Document
 from etude.runtime.audit.case import Case
 from etude.runtime.audit.facts import Facts
 from etude.runtime.audit.findings import Tally
 from etude.runtime.audit.groups import group_id
+from etude.runtime.audit.trees import TABLES, note_trees
 from etude.store.groups import decode_advantages, decode_group
 from etude.telemetry.digests import of_drawn, of_ids
 from etude.types import Group, Node, Trajectory
@@ -39,14 +41,14 @@ CREATE UNIQUE INDEX ready_of ON ready(ticket);
 
 def prepare(facts: Facts) -> None:
     """Make the tables."""
-    facts.sql.executescript(_SCHEMA + "BEGIN;")
+    facts.sql.executescript(f"{_SCHEMA}{TABLES}BEGIN;")
 
 
 def index(facts: Facts) -> None:
     """Make what was noted quick to find."""
     facts.sql.executescript(
         "CREATE INDEX group_file_of ON group_file(ticket); CREATE INDEX member_of ON member(session);"
-        "CREATE INDEX member_in ON member(ticket); BEGIN;"
+        "CREATE INDEX member_in ON member(ticket); CREATE INDEX tree_of ON tree(ticket); BEGIN;"
     )
 
 
@@ -107,6 +109,7 @@ def _note(facts: Facts, key: str, group: Group, advantages: Sequence[float | Non
         ],
     )
     facts.sql.executemany("INSERT INTO node VALUES(?, ?, ?, ?, ?, ?)", nodes)
+    note_trees(facts, group)
 
 
 def _drawn(trajectory: Trajectory) -> int:
@@ -120,10 +123,10 @@ def _nodes(ticket: int, trajectory: Trajectory) -> list[tuple[object, ...]]:
     """
     by_id: dict[int, Node] = {}
     rows: list[tuple[object, ...]] = []
+    if problem := tree_problem(trajectory.nodes):
+        msg = f"rollout {trajectory.rollout_id} is no tree ({problem})"
+        raise IntegrityError(msg)
     for node in trajectory.nodes:
-        if node.node_id in by_id or (node.parent is not None and node.parent not in by_id):
-            msg = f"rollout {trajectory.rollout_id} is no tree at node {node.node_id}"
-            raise IntegrityError(msg)
         by_id[node.node_id] = node
         completion = node.completion
         tokens = len(completion.token_ids)
