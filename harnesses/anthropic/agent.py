@@ -1,4 +1,4 @@
-"""A coding agent on Anthropic's SDK: Messages, one tool, streams, and a summary when the context grows too long.
+"""A coding agent on Anthropic's SDK: Messages, a shell, streams, and a summary when the context grows too long.
 
     agent.py [--max-turns N] [--compact-at TOKENS] [--plain] TASK
 
@@ -7,7 +7,7 @@ away. Commands run in the current directory. Once the next prompt has more than 
 or is refused as too long, the model is asked for a summary and goes on from that alone.
 `--plain` asks for whole answers instead of streams.
 
-Exit codes: 0 the model says that it is done, 3 the API refused a call, 4 it could not be reached, 5 out of turns.
+Exit codes: 0 the model submitted or called no tool, 3 the API refused, 4 it could not be reached, 5 out of turns.
 """
 
 import argparse
@@ -18,14 +18,19 @@ import sys
 import anthropic
 from anthropic.types import Message, MessageParam, ToolParam, ToolResultBlockParam, ToolUseBlock
 
-SYSTEM = "You repair code in the current directory. Use bash to look, change and test. Answer without a call when done."
+SYSTEM = "Do the task with the shell tool. Call submit when it is done."
 SUMMARISE = (
     "Summarise what was done, what was found out and what is left, for somebody who goes on without this history."
 )
-BASH: ToolParam = {
-    "name": "bash",
+SHELL: ToolParam = {
+    "name": "shell",
     "description": "Run a command and return its output.",
     "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
+}
+SUBMIT: ToolParam = {
+    "name": "submit",
+    "description": "End the task.",
+    "input_schema": {"type": "object", "properties": {}},
 }
 COMMAND_TIMEOUT_S = 60
 MAX_OUTPUT_CHARS = 8000
@@ -52,7 +57,7 @@ def main() -> int:
 
 
 def work(client: anthropic.Anthropic, options: argparse.Namespace) -> int:
-    """Let the model work until it calls no tool."""
+    """Let the model work until it submits, or calls no tool."""
     messages: list[MessageParam] = [{"role": "user", "content": options.task}]
     for _ in range(options.max_turns):
         if len(messages) > 1 and count(client, messages) > options.compact_at:
@@ -67,11 +72,11 @@ def work(client: anthropic.Anthropic, options: argparse.Namespace) -> int:
             continue
         messages.append({"role": "assistant", "content": message.content})
         calls = [block for block in message.content if isinstance(block, ToolUseBlock)]
-        if not calls:
+        if not calls or any(call.name == "submit" for call in calls):
             return 0
         results: list[ToolResultBlockParam] = []
         for call in calls:
-            output = bash(call.input)
+            output = shell(call.input)
             say(output)
             results.append({"type": "tool_result", "tool_use_id": call.id, "content": output})
         messages.append({"role": "user", "content": results})
@@ -81,7 +86,7 @@ def work(client: anthropic.Anthropic, options: argparse.Namespace) -> int:
 def count(client: anthropic.Anthropic, messages: list[MessageParam]) -> int:
     """Return how many tokens the next prompt has."""
     model = os.environ.get("ANTHROPIC_MODEL", "default")
-    counted = client.messages.count_tokens(model=model, system=SYSTEM, messages=messages, tools=[BASH])
+    counted = client.messages.count_tokens(model=model, system=SYSTEM, messages=messages, tools=[SHELL, SUBMIT])
     return counted.input_tokens
 
 
@@ -100,18 +105,18 @@ def ask(client: anthropic.Anthropic, messages: list[MessageParam], *, plain: boo
     model = os.environ.get("ANTHROPIC_MODEL", "default")
     if plain:
         message = client.messages.create(
-            model=model, max_tokens=MAX_TOKENS, system=SYSTEM, messages=messages, tools=[BASH]
+            model=model, max_tokens=MAX_TOKENS, system=SYSTEM, messages=messages, tools=[SHELL, SUBMIT]
         )
     else:
         with client.messages.stream(
-            model=model, max_tokens=MAX_TOKENS, system=SYSTEM, messages=messages, tools=[BASH]
+            model=model, max_tokens=MAX_TOKENS, system=SYSTEM, messages=messages, tools=[SHELL, SUBMIT]
         ) as stream:
             message = stream.get_final_message()
     say("".join(block.text for block in message.content if block.type == "text"))
     return message
 
 
-def bash(arguments: object) -> str:
+def shell(arguments: object) -> str:
     """Return what a command printed, or what is wrong with the call."""
     command = arguments.get("command") if isinstance(arguments, dict) else None
     if not isinstance(command, str):
@@ -127,7 +132,7 @@ def bash(arguments: object) -> str:
     except (ValueError, subprocess.TimeoutExpired) as error:
         return f"the command did not run to its end: {error}"
     text = done.stdout.decode("utf-8", "replace")[-MAX_OUTPUT_CHARS:]
-    return text if done.returncode == 0 else f"{text}\n[exit code {done.returncode}]"
+    return f"{text}[exit {done.returncode}]" if done.returncode else text or "(no output)"
 
 
 def say(text: str) -> None:

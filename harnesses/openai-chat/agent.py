@@ -1,11 +1,11 @@
-"""A coding agent on OpenAI's SDK: Chat Completions, one tool, answers as a stream.
+"""A coding agent on OpenAI's SDK: Chat Completions, a shell, answers as a stream.
 
     agent.py [--max-turns N] [--plain] TASK
 
 The SDK reads OPENAI_BASE_URL and OPENAI_API_KEY, and sends calls again by itself while the server is busy or away.
 Commands run in the current directory. `--plain` asks for whole answers instead of streams.
 
-Exit codes: 0 the model says that it is done, 3 the API refused a call, 4 it could not be reached, 5 out of turns.
+Exit codes: 0 the model submitted or called no tool, 3 the API refused, 4 it could not be reached, 5 out of turns.
 """
 
 import argparse
@@ -17,18 +17,25 @@ import sys
 import openai
 from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam, ChatCompletionToolParam
 
-SYSTEM = "You repair code in the current directory. Use bash to look, change and test. Answer without a call when done."
-BASH: ChatCompletionToolParam = {
+SYSTEM = "Do the task with the shell tool. Call submit when it is done."
+SHELL: ChatCompletionToolParam = {
     "type": "function",
     "function": {
-        "name": "bash",
+        "name": "shell",
         "description": "Run a command and return its output.",
         "parameters": {
             "type": "object",
             "properties": {"command": {"type": "string"}},
             "required": ["command"],
-            "additionalProperties": False,
         },
+    },
+}
+SUBMIT: ChatCompletionToolParam = {
+    "type": "function",
+    "function": {
+        "name": "submit",
+        "description": "End the task.",
+        "parameters": {"type": "object", "properties": {}},
     },
 }
 COMMAND_TIMEOUT_S = 60
@@ -54,7 +61,7 @@ def main() -> int:
 
 
 def work(client: openai.OpenAI, options: argparse.Namespace) -> int:
-    """Let the model work until it calls no tool."""
+    """Let the model work until it submits, or calls no tool."""
     messages: list[ChatCompletionMessageParam] = [
         {"role": "system", "content": SYSTEM},
         {"role": "user", "content": options.task},
@@ -64,10 +71,11 @@ def work(client: openai.OpenAI, options: argparse.Namespace) -> int:
         say(message.content or "")
         # The SDK takes its own messages back as they are.
         messages.append(message)  # pyright: ignore[reportArgumentType]
-        if not message.tool_calls:
+        calls = [call for call in message.tool_calls or () if call.type == "function"]
+        if not calls or any(call.function.name == "submit" for call in calls):
             return 0
-        for call in message.tool_calls:
-            output = bash(call.function.arguments) if call.type == "function" else "there is no such tool"
+        for call in calls:
+            output = shell(call.function.arguments)
             say(output)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": output})
     return OUT_OF_TURNS
@@ -78,16 +86,19 @@ def ask(client: openai.OpenAI, messages: list[ChatCompletionMessageParam], *, pl
     model = os.environ.get("OPENAI_MODEL", "default")
     if plain:
         answer = client.chat.completions.create(
-            model=model, messages=messages, tools=[BASH], parallel_tool_calls=True, temperature=0.2
+            model=model, messages=messages, tools=[SHELL, SUBMIT], parallel_tool_calls=True
         )
         return answer.choices[0].message
-    with client.chat.completions.stream(
-        model=model, messages=messages, tools=[BASH], parallel_tool_calls=True, temperature=0.2
-    ) as stream:
-        return stream.get_final_completion().choices[0].message
+    try:
+        with client.chat.completions.stream(
+            model=model, messages=messages, tools=[SHELL, SUBMIT], parallel_tool_calls=True
+        ) as stream:
+            return stream.get_final_completion().choices[0].message
+    except openai.LengthFinishReasonError as error:
+        return error.completion.choices[0].message
 
 
-def bash(arguments: str) -> str:
+def shell(arguments: str) -> str:
     """Return what a command printed, or what is wrong with the call."""
     try:
         command = json.loads(arguments)["command"]
@@ -103,7 +114,7 @@ def bash(arguments: str) -> str:
     except subprocess.TimeoutExpired:
         return f"the command took longer than {COMMAND_TIMEOUT_S} s"
     text = done.stdout.decode("utf-8", "replace")[-MAX_OUTPUT_CHARS:]
-    return text if done.returncode == 0 else f"{text}\n[exit code {done.returncode}]"
+    return f"{text}[exit {done.returncode}]" if done.returncode else text or "(no output)"
 
 
 def say(text: str) -> None:

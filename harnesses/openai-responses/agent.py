@@ -1,11 +1,11 @@
-"""A coding agent on OpenAI's SDK: Responses, one tool, reasoning kept, nothing stored with the server.
+"""A coding agent on OpenAI's SDK: Responses, a shell, reasoning kept, nothing stored with the server.
 
     agent.py [--max-turns N] [--plain] TASK
 
 The SDK reads OPENAI_BASE_URL and OPENAI_API_KEY, and sends calls again by itself while the server is busy or away.
 Commands run in the current directory. `--plain` asks for whole answers instead of streams.
 
-Exit codes: 0 the model says that it is done, 3 the API refused a call, 4 it could not be reached, 5 out of turns.
+Exit codes: 0 the model submitted or called no tool, 3 the API refused, 4 it could not be reached, 5 out of turns.
 """
 
 import argparse
@@ -17,12 +17,10 @@ import sys
 import openai
 from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCall, ResponseInputItemParam
 
-INSTRUCTIONS = (
-    "You repair code in the current directory. Use bash to look, change and test. Answer without a call when done."
-)
-BASH: FunctionToolParam = {
+INSTRUCTIONS = "Do the task with the shell tool. Call submit when it is done."
+SHELL: FunctionToolParam = {
     "type": "function",
-    "name": "bash",
+    "name": "shell",
     "description": "Run a command and return its output.",
     "parameters": {
         "type": "object",
@@ -30,6 +28,13 @@ BASH: FunctionToolParam = {
         "required": ["command"],
         "additionalProperties": False,
     },
+    "strict": True,
+}
+SUBMIT: FunctionToolParam = {
+    "type": "function",
+    "name": "submit",
+    "description": "End the task.",
+    "parameters": {"type": "object", "properties": {}, "required": [], "additionalProperties": False},
     "strict": True,
 }
 COMMAND_TIMEOUT_S = 60
@@ -49,24 +54,24 @@ def main() -> int:
     except openai.APIConnectionError as error:
         say(f"the model cannot be reached: {error}")
         return UNREACHABLE
-    except openai.APIStatusError as error:
-        say(f"the model refused: {error.message}")
+    except openai.OpenAIError as error:
+        say(f"the model refused: {error}")
         return REFUSED
 
 
 def work(client: openai.OpenAI, options: argparse.Namespace) -> int:
-    """Let the model work until it calls no tool."""
+    """Let the model work until it submits, or calls no tool."""
     items: list[ResponseInputItemParam] = [{"role": "user", "content": options.task}]
     for _ in range(options.max_turns):
         response = ask(client, items, plain=options.plain)
         say(response.output_text)
         # The SDK takes its own items back as they are: messages, reasoning and calls.
-        items += response.output  # pyright: ignore[reportOperatorIssue]
+        items.extend(response.output)  # pyright: ignore[reportArgumentType]
         calls = [item for item in response.output if isinstance(item, ResponseFunctionToolCall)]
-        if not calls:
+        if not calls or any(call.name == "submit" for call in calls):
             return 0
         for call in calls:
-            output = bash(call.arguments)
+            output = shell(call.arguments)
             say(output)
             items.append({"type": "function_call_output", "call_id": call.call_id, "output": output})
     return OUT_OF_TURNS
@@ -80,7 +85,7 @@ def ask(client: openai.OpenAI, items: list[ResponseInputItemParam], *, plain: bo
             model=model,
             instructions=INSTRUCTIONS,
             input=items,
-            tools=[BASH],
+            tools=[SHELL, SUBMIT],
             parallel_tool_calls=True,
             store=False,
             include=["reasoning.encrypted_content"],
@@ -89,15 +94,19 @@ def ask(client: openai.OpenAI, items: list[ResponseInputItemParam], *, plain: bo
         model=model,
         instructions=INSTRUCTIONS,
         input=items,
-        tools=[BASH],
+        tools=[SHELL, SUBMIT],
         parallel_tool_calls=True,
         store=False,
         include=["reasoning.encrypted_content"],
     ) as stream:
-        return stream.get_final_response()
+        for event in stream:
+            # An answer that is cut off ends with another event, for which the helper has no name.
+            if event.type in ("response.completed", "response.incomplete"):
+                return event.response
+    raise openai.OpenAIError("the stream ended without an answer")
 
 
-def bash(arguments: str) -> str:
+def shell(arguments: str) -> str:
     """Return what a command printed, or what is wrong with the call."""
     try:
         command = json.loads(arguments)["command"]
@@ -113,7 +122,7 @@ def bash(arguments: str) -> str:
     except subprocess.TimeoutExpired:
         return f"the command took longer than {COMMAND_TIMEOUT_S} s"
     text = done.stdout.decode("utf-8", "replace")[-MAX_OUTPUT_CHARS:]
-    return text if done.returncode == 0 else f"{text}\n[exit code {done.returncode}]"
+    return f"{text}[exit {done.returncode}]" if done.returncode else text or "(no output)"
 
 
 def say(text: str) -> None:

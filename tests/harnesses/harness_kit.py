@@ -5,12 +5,12 @@
         session = await played.play(script(tool_call("shell", {"command": "ls"}), "done"))
 
 The model is a `ScriptedPolicy` behind the real gateway and the ChatML renderer: what it answers is decided by what it
-reads, so that a script can follow sub-agents, repeats and compactions. `row` makes a line of the table that
-benchmarks/harnesses.py prints out of any number of sessions.
+reads, so that a script can follow sub-agents, repeats and compactions.
 """
 
 import asyncio
-from collections import Counter
+import sysconfig
+import tomllib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,9 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from etude.algorithm.ingest import IngestRules
-from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection, HarnessSection
+from etude.config import HarnessSection
 from etude.environments.local import LocalBackend
 from etude.gateway.doubles import Prompt, ScriptedPolicy, byte_tokenizer
 from etude.gateway.renderers.chatml import ChatMLRenderer
@@ -32,7 +30,7 @@ from etude.rollout.harness import HARNESS_MOUNT, harness_directory
 from etude.rollout.player import HarnessPlayer
 from etude.rollout.record import RolloutRecord
 from etude.tasks.harbor import load_task
-from etude.types import Group, SamplingParams, Task, Trajectory
+from etude.types import SamplingParams, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = ROOT / ".harnesses"
@@ -81,29 +79,46 @@ _IN_REPOSITORY = (
     'exec "$@"'
 )
 """A sandbox starts from files alone, since a repository's history may hold the solution: it is begun there."""
+_PACKAGES = "/opt/packages"
 _MADE_BY_TOOLS = {".git", "__pycache__"}
 
 
+def harness_of(name: str) -> HarnessSection:
+    """Return the harness of recipes/harnesses/NAME.toml, as it was installed.
+
+    A program of our own that was not installed runs with the packages of this interpreter instead.
+    """
+    section = tomllib.loads((ROOT / f"recipes/harnesses/{name}.toml").read_text())["harness"]
+    if not (INSTALLED / name).is_dir():
+        return HarnessSection(**section | {"files": str(ROOT / "harnesses" / name), "env": {"PYTHONPATH": _PACKAGES}})
+    return HarnessSection(**section | {"files": str(INSTALLED / name)})
+
+
 def missing(name: str) -> str:
-    """Return why a harness cannot be played; empty when it is installed."""
-    return "" if (INSTALLED / name).is_dir() else f"{name} is not installed: scripts/install-harness {name}"
+    """Return why a harness cannot be played; empty when it can."""
+    if (INSTALLED / name).is_dir() or (ROOT / "harnesses" / name / "agent.py").is_file():
+        return ""
+    return f"{name} is not installed: scripts/install-harness {name}"
+
+
+Answer = str | Callable[[Prompt], str]
 
 
 class Once:
     """In a script: an error the first time that the answer is asked for, then the answer."""
 
-    def __init__(self, error: Exception, answer: str) -> None:
+    def __init__(self, error: Exception, answer: "Answer") -> None:
         self.error: Exception | None = error
         self.answer = answer
 
-    def __call__(self, _: Prompt) -> str:
+    def __call__(self, prompt: Prompt) -> str:
         error, self.error = self.error, None
         if error is not None:
             raise error
-        return self.answer
+        return self.answer if isinstance(self.answer, str) else self.answer(prompt)
 
 
-def script(*answers: str | Callable[[Prompt], str]) -> Callable[[Prompt], str]:
+def script(*answers: Answer) -> Callable[[Prompt], str]:
     """Return a policy that gives its n-th answer to every prompt with n earlier answers, and then the last again."""
 
     def answer(prompt: Prompt) -> str:
@@ -126,6 +141,8 @@ class Session:
     """What the harness printed, and its exit code."""
     prompts: list[Prompt]
     """What the model read."""
+    num_requests: int
+    """Calls of the model that the harness sent, those that were refused or sent again included."""
     num_cut: int
     """Connections that were cut off."""
 
@@ -150,10 +167,13 @@ class Wire:
 
     gateway: Gateway
     cut: Collection[int] = ()
-    """Numbers of POST requests, from 0."""
+    """Numbers of calls, from 0."""
+    close_before: int | None = None
+    """Number of the call that finds its session closed."""
     num_cut: int = 0
     records: list[SessionRecord] = field(default_factory=list)
-    _num_requests: int = 0
+    num_requests: int = 0
+    _session_id: str = ""
     _server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -169,6 +189,7 @@ class Wire:
         return self._server.sockets[0].getsockname()[1]
 
     async def open(self, spec: SessionSpec) -> str:
+        self._session_id = spec.session_id
         return await self.gateway.open(spec)
 
     async def close(self, session_id: str) -> SessionRecord:
@@ -183,9 +204,11 @@ class Wire:
         async def requests() -> None:
             nonlocal doomed
             while chunk := await reader.read(1 << 16):
-                if chunk.startswith(b"POST "):
-                    doomed = self._num_requests in self.cut
-                    self._num_requests += 1
+                if chunk.startswith(b"POST ") and b"/count_tokens" not in chunk.partition(b"\r\n")[0]:
+                    doomed = self.num_requests in self.cut
+                    if self.num_requests == self.close_before:
+                        await self.close(self._session_id)
+                    self.num_requests += 1
                 downstream.write(chunk)
                 await downstream.drain()
             downstream.write_eof()
@@ -262,39 +285,34 @@ class Stage:
         max_session_tokens: int = 1_000_000,
         cut: Collection[int] = (),
         keep_alive_s: float = 10.0,
-        close_at: Callable[[Prompt], bool] = lambda _: False,
+        close_before: int | None = None,
         env: Mapping[str, str] | None = None,
+        arguments: Sequence[str] = (),
         instruction: str = INSTRUCTION,
         wire_type: "type[Wire] | None" = None,
     ) -> Session:
         """Play one attempt and grade it.
 
-        `cut` are the requests whose connection is cut when their answer comes, counted over all of the session.
-        `close_at` closes the session in the middle of the call whose prompt it holds for: what comes later is refused.
+        `cut` are the calls whose connection is cut when their answer comes, counted as the harness sends them.
+        `arguments` are added to the harness's command.
+        The session is closed before the call with the number `close_before`.
         """
         harness = self._harness.model_copy(
             update={
                 "max_calls": max_calls,
                 "max_session_tokens": max_session_tokens,
                 "env": {**self._harness.env, **(env or {})},
-                "command": ("sh", "-c", _IN_REPOSITORY, "sh", *self._harness.command),
+                "command": ("sh", "-c", _IN_REPOSITORY, "sh", *self._harness.command, *arguments),
             }
         )
-        closing: list[asyncio.Task] = []
-
-        def answered(prompt: Prompt) -> str:
-            if close_at(prompt) and not closing:
-                closing.append(asyncio.get_running_loop().create_task(wire.close(prompt.session_id)))
-            return answer(prompt)
-
-        policy = ScriptedPolicy(answered, tokenizer=TOKENIZER)
+        policy = ScriptedPolicy(answer, tokenizer=TOKENIZER)
         gateway = Gateway(
             sampler=policy,
             renderer=ChatMLRenderer(TOKENIZER),
             context_length=context_length,
             keep_alive_s=keep_alive_s,
         )
-        wire = (wire_type or Wire)(gateway=gateway, cut=cut)
+        wire = (wire_type or Wire)(gateway=gateway, cut=cut, close_before=close_before)
         watched = _Watched(self._backend)
         documents: list[RolloutRecord] = []
         player = HarnessPlayer(
@@ -312,7 +330,6 @@ class Stage:
             stack.push_async_callback(wire.stop)
             task = msgspec.structs.replace(self._task, instruction=instruction)
             trajectory = await player.play(task, group_id="g000000", index=0, seed=0, purpose="train")
-            await asyncio.gather(*closing)
         return Session(
             trajectory=trajectory,
             record=wire.records[-1],
@@ -320,6 +337,7 @@ class Stage:
             change=watched.change,
             output=watched.output,
             prompts=policy.prompts,
+            num_requests=wire.num_requests,
             num_cut=wire.num_cut,
         )
 
@@ -328,7 +346,10 @@ class Stage:
 async def stage(harness: HarnessSection, directory: Path, *, memory_mb: int = 1024, timeout_s: float = 120.0):
     """Yield a `Stage`; its task is written below the directory. What the harness needs must be in `harness.files`."""
     task = write_task(directory / "textkit", memory_mb=memory_mb, timeout_s=timeout_s)
-    backend = await LocalBackend.start(mounts={HARNESS_MOUNT: harness_directory(harness)})
+    mounts = {HARNESS_MOUNT: harness_directory(harness)}
+    if harness.env.get("PYTHONPATH") == _PACKAGES:
+        mounts[_PACKAGES] = Path(sysconfig.get_path("purelib"))
+    backend = await LocalBackend.start(mounts=mounts)
     try:
         yield Stage(backend, harness, task)
     finally:
@@ -349,36 +370,3 @@ def write_task(path: Path, *, memory_mb: int = 1024, timeout_s: float = 120.0) -
     (path / "task.toml").write_text(_TASK_FILE.format(memory_mb=memory_mb, timeout_s=timeout_s))
     (path / "instruction.md").write_text(INSTRUCTION)
     return load_task(path)
-
-
-def row(name: str, sessions: Sequence[Session]) -> dict[str, object]:
-    """Count what sessions of a harness left: a line of the table."""
-    nodes = [node for session in sessions for node in session.trajectory.nodes]
-    trajectories = tuple(
-        msgspec.structs.replace(session.trajectory, rollout_id=f"r{index}", index=index)
-        for index, session in enumerate(sessions)
-    )
-    rules = SampleRules(
-        algorithm=AlgorithmSection(),
-        ingest=IngestRules(vocab_size=TOKENIZER.get_vocab_size() + 1, newest_version=0),
-        group_size=len(sessions),
-        temperature=1.0,
-        needs_support=True,
-    )
-    group = Group(group_id="g", task_id="kit", ticket=0, admitted_version=0, trajectories=trajectories)
-    account = samples_of(group, rules).account
-    accounted = account.trained + sum(account.masked.values()) + sum(account.dropped.values())
-    drawn = sum(len(node.completion.token_ids) for node in nodes)
-    assert drawn == account.drawn == accounted, f"{name}: {drawn} tokens were drawn and {accounted} are accounted for"
-    breaks = sum(session.prefix_breaks for session in sessions)
-    return {
-        "harness": name,
-        "sessions": len(sessions),
-        "calls": len(nodes),
-        "edges": dict(Counter(node.edge.value for node in nodes)),
-        "prefix_break_rate": breaks / max(1, len(nodes)),
-        "drawn": account.drawn,
-        "trained": account.trained,
-        "masked": account.masked,
-        "dropped": account.dropped,
-    }
