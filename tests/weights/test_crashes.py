@@ -11,7 +11,7 @@ from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock
 from etude.weights.follower import Follower
 from etude.weights.publisher import new_lineage, open_publisher
-from etude.weights.reader import read_head
+from etude.weights.reader import load_version, read_head
 
 
 class KilledError(BaseException):
@@ -99,6 +99,86 @@ async def test_a_crash_at_any_call_leaves_the_old_version_or_the_new_one(anchor_
         if survived:
             return
     pytest.fail("it never got through")
+
+
+FORKING = """
+import asyncio, os, signal, sys, torch
+from etude.errors import StoreError
+from etude.store.opening import open_store
+from etude.weights.publisher import open_publisher
+
+class Killing:
+    def __init__(self, inner, at, after):
+        self.inner, self.left, self.after = inner, at, after
+    def __getattr__(self, name):
+        async def call(*arguments, **options):
+            self.left -= 1
+            if self.left == 0 and not self.after:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                return await getattr(self.inner, name)(*arguments, **options)
+            finally:
+                if self.left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return call
+
+def weights(version):
+    return {"w": torch.arange(4000, dtype=torch.float32) * (1.0 + version / 1000), "b": torch.tensor(float(version))}
+
+async def publish(store, versions):
+    publisher = await open_publisher(store, lineage="one", anchor_share=0.01, skips=(2,))
+    for version in versions:
+        await publisher.publish(version=version, step=version, tensors=weights(version))
+
+def end(signal_at, after, folder):
+    asyncio.run(publish(open_store(folder), [0]))
+    asyncio.run(publish(Killing(open_store(folder), signal_at, after), range(1, 3)))
+
+torch.set_num_threads(1)
+for at in range(1, 200):
+    killed = 0
+    for after in (0, 1):
+        folder = f"{sys.argv[1]}/{at}-{after}"
+        child = os.fork()
+        if not child:
+            end(at, after, folder)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status) or status == 0, status
+        killed += os.WIFSIGNALED(status)
+        print(folder, int(os.WIFSIGNALED(status)), flush=True)
+    if not killed:
+        break
+"""
+
+
+def test_a_process_that_is_killed_before_or_after_any_call_leaves_the_old_version_or_the_new_one(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    cases = [line.rpartition(" ") for line in ended.stdout.splitlines()]
+    assert len(cases) > 30
+    assert [killed for _, _, killed in cases[-2:]] == ["0", "0"]
+    seen = 0
+
+    async def check(folder: str) -> int:
+        """Read what there is, go on with it, and return the version that was there."""
+        store = open_store(folder)
+        found = await newest(store)
+        publisher = await open_publisher(store, lineage="one", skips=(2,))
+        await publisher.publish(version=found, step=found, tensors=weights(found))
+        await publisher.publish(version=found + 1, step=found + 1, tensors=weights(found + 1))
+        assert await newest(store) == found + 1
+        head = await read_head(store)
+        assert head.epoch >= 2
+        loaded = await load_version(store, lineage="one", version=0)
+        assert loaded.tensors["b"].data.view("<f4")[0] == 0
+        return found
+
+    for folder, _, _ in cases:
+        found = asyncio.run(check(folder))
+        assert found in (seen, seen + 1)
+        seen = max(seen, found)
+    assert seen == 2
 
 
 ENDLESS = """
