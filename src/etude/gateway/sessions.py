@@ -20,6 +20,7 @@ from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
 from etude.gateway.shown import shown_conversations, tool_names
 from etude.gateway.spelling import OwnCalls
+from etude.gateway.token_ids import shared
 from etude.gateway.tree import Place, SessionTree
 from etude.interfaces import Renderer, Sampler, SessionRecord, SessionSpec, ShownConversation
 from etude.types import Completion, Edge, Failure, FinishReason, Node, SampleRequest
@@ -276,9 +277,9 @@ class Session:
             tail = conversation.messages[place.covered :]
             extension = self._renderer.extend(tail, finished=last in self._renderer.stop_token_ids)
             if extension is not None:
-                return place, tuple(extension)
+                return place, shared(extension)
             place = self._tree.unextendable(place)
-        return place, tuple(self._renderer.render(self._tree.restore(conversation.messages), conversation.tools))
+        return place, shared(self._renderer.render(self._tree.restore(conversation.messages), conversation.tools))
 
     def _attach(self, plan: _Plan, completion: Completion, *, started_s: float, seconds: float) -> Answer:
         drawn = len(completion.token_ids)
@@ -295,7 +296,7 @@ class Session:
             plan.place,
             message,
             prompt_ids=plan.prompt_ids,
-            completion=completion,
+            completion=msgspec.structs.replace(completion, token_ids=shared(completion.token_ids)),
             call_id=call_id,
             started_s=started_s,
             seconds=seconds,

@@ -4,7 +4,8 @@ Calls have numbers in the order in which they were answered. A parent can have t
 same time may be answered in any order, and a call's place is known for good only when all others are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import msgspec
 from msgspec.structs import replace
@@ -103,14 +104,14 @@ class SessionTree:
         """Return how many tokens lead from the root to the last drawn token of a node; 0 for None."""
         return 0 if node_id is None else self._facts[node_id].length
 
-    def sequence(self, node_id: int | None) -> list[int]:
+    def sequence(self, node_id: int | None) -> Iterator[int]:
         """Return those tokens."""
         pieces: list[Sequence[int]] = []
         while node_id is not None:
             node = self._nodes[node_id]
             pieces += [node.completion.token_ids, node.prompt_ids]
             node_id = node.parent
-        return [token_id for piece in reversed(pieces) for token_id in piece]
+        return chain.from_iterable(reversed(pieces))
 
     def place(self, conversation: Conversation, hints: Hints = _NONE) -> Place:
         """Find where a request hangs.
