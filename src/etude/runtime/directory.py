@@ -60,9 +60,10 @@ class RunDirectory:
         self.url = url
         self.store = store
         path = url.removeprefix("file://")
-        self._is_local = "://" not in path
+        self.is_local = "://" not in path
+        """Whether it is a directory of this machine."""
         name = hashlib.sha256(url.encode()).hexdigest()[:16]
-        self.local = Path(path).absolute() if self._is_local else _cache() / "runs" / name
+        self.local = Path(path).absolute() if self.is_local else _cache() / "runs" / name
         """A local directory: the run directory itself, or this machine's copy of what needs files."""
 
     @classmethod
@@ -112,7 +113,7 @@ class RunDirectory:
 
     async def upload(self, directory: Path, prefix: str) -> None:
         """Put the files of a local directory under a prefix of the run."""
-        if directory == self.local / prefix and self._is_local:
+        if directory == self.local / prefix and self.is_local:
             return
         for path in _files(directory):
             await self.store.put(f"{prefix}/{path.name}", path.read_bytes())
@@ -120,7 +121,7 @@ class RunDirectory:
     async def fetch(self, prefix: str) -> Path:
         """Return a local directory with the files directly under a prefix; empty when there are none."""
         directory = self.local / prefix
-        if not self._is_local:
+        if not self.is_local:
             directory.mkdir(parents=True, exist_ok=True)
             for key in await self.store.list(f"{prefix}/"):
                 name = key.removeprefix(f"{prefix}/")
@@ -131,7 +132,7 @@ class RunDirectory:
     async def fetch_metrics(self) -> Path:
         """Return the local file of metrics, with what another machine wrote when the run is far away."""
         path = self.local / METRICS_KEY
-        if not self._is_local:
+        if not self.is_local:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 stored = await self.store.get(METRICS_KEY)
@@ -156,7 +157,7 @@ class RunDirectory:
 
     async def keep_metrics(self) -> None:
         """Put the metrics so far into a run directory that is far away; a local one has them already."""
-        if not self._is_local:
+        if not self.is_local:
             await self.store.put(METRICS_KEY, (self.local / METRICS_KEY).read_bytes())
 
     async def starting_policy(self, config: RunConfig, stages: Sequence[str] = POLICY_STAGES) -> Path:

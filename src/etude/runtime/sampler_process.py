@@ -5,6 +5,7 @@ import sys
 
 import torch
 
+from etude.config import PoolSection, RunConfig
 from etude.errors import ConfigError, RunError, StoreError
 from etude.policy.files import load_shape
 from etude.runtime.children import say_ready, until_parent_gone
@@ -19,6 +20,7 @@ from etude.telemetry.clock import SystemClock
 from etude.weights.chain import WEIGHTS
 from etude.weights.derived import view_keys
 from etude.weights.follower import Follower, StagedVersion
+from etude.weights.sources import open_source
 
 _FIRST_WEIGHTS_S = 60.0
 _PREFIX_BYTES = 256 << 20
@@ -39,7 +41,25 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
         raise ConfigError(msg)
     torch.set_num_threads(pool.threads)
     keys = view_keys(pool.view) if pool.view_source == "derived" else WEIGHTS
-    follower = Follower(run.store, clock=SystemClock(), keys=keys, poll_s=config.weights.poll_s)
+    clock, name = SystemClock(), f"{pool.name}-{index}"
+    # The samplers of this host share what they download; a run on its disk is not copied there once more.
+    cache = None if run.is_local else run.local / "weights"
+    async with open_source(run.store, clock=clock, keys=keys, reader=name, cache=cache) as source:
+        follower = Follower(
+            run.store,
+            clock=clock,
+            keys=keys,
+            poll_s=config.weights.poll_s,
+            objects=source.objects,
+            lease=source.lease,
+        )
+        await _serve(*await _sampler(run, config, pool, name, follower), follower)
+
+
+async def _sampler(
+    run: RunDirectory, config: RunConfig, pool: PoolSection, name: str, follower: Follower
+) -> tuple[EngineSampler, LedgerWriter]:
+    """Return a sampler that holds the newest version, and its ledger."""
     first = await _first_weights(follower)
     # The last bits of a row depend on the rows beside it, and on which part of its prompt an earlier call left behind.
     alone = config.run.deterministic
@@ -50,7 +70,6 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
         max_batch=1 if alone else pool.max_batch,
         prefix_bytes=0 if alone else _PREFIX_BYTES,
     )
-    name = f"{pool.name}-{index}"
     ledger = await LedgerWriter.open(run.store, run.local, name, await open_run_id(run.store))
     sampler = EngineSampler(
         engine,
@@ -60,11 +79,10 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
         held=Held(lineage=first.lineage, version=first.version, digest=first.digest),
         ledger=ledger,
     )
-    del first
-    await _serve(sampler, follower, ledger)
+    return sampler, ledger
 
 
-async def _serve(sampler: EngineSampler, follower: Follower, ledger: LedgerWriter) -> None:
+async def _serve(sampler: EngineSampler, ledger: LedgerWriter, follower: Follower) -> None:
     async with ledger, sampler, serving(sampler) as address:
         say_ready(address, ledger.writer)
         async with asyncio.TaskGroup() as parts:
