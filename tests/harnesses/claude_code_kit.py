@@ -1,16 +1,13 @@
 # pyright: basic
 """What a model says to Claude Code: scripts of sessions, and what there is to know about its prompts."""
 
-from harness_kit import FAULT, REPAIR, REPAIRED, ROOT, TEST_COMMAND, Once, script
+from harness_kit import FAULT, REPAIR, REPAIRED, TEST_COMMAND, Once, harness_of, script
 
 from etude.errors import SamplerError
 from etude.gateway.doubles import tool_call
-from etude.runtime.settings import load_settings
 
 NAME = "claude-code"
-HARNESS = load_settings(ROOT / f"recipes/harnesses/{NAME}.toml", [], {}).config.harness.model_copy(
-    update={"files": str(ROOT / ".harnesses" / NAME)}
-)
+HARNESS = harness_of(NAME)
 PATH = f"/app/{REPAIRED}"
 SUMMARY = "The tests of textkit fail because slug splits at single blanks. Next: repair textkit/slugs.py."
 FINDINGS = {

@@ -3,16 +3,13 @@
 
 import re
 
-from harness_kit import FAULT, REPAIR, REPAIRED, ROOT, TEST_COMMAND, Once, script
+from harness_kit import FAULT, REPAIR, REPAIRED, TEST_COMMAND, Once, harness_of, script
 
 from etude.errors import SamplerError
 from etude.gateway.doubles import tool_call
-from etude.runtime.settings import load_settings
 
 NAME = "codex"
-HARNESS = load_settings(ROOT / f"recipes/harnesses/{NAME}.toml", [], {}).config.harness.model_copy(
-    update={"files": str(ROOT / ".harnesses" / NAME)}
-)
+HARNESS = harness_of(NAME)
 PATCH = f"*** Begin Patch\n*** Update File: {REPAIRED}\n@@\n-    {FAULT}\n+    {REPAIR}\n*** End Patch"
 SUMMARY = "The tests of textkit fail because slug splits at single blanks. Next: repair textkit/slugs.py."
 FINDINGS = {

@@ -75,7 +75,7 @@ class RecordingWire(Wire):
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         is_call = request.method == "POST"
-        number, self._num_requests = self._num_requests, self._num_requests + is_call
+        number, self.num_requests = self.num_requests, self.num_requests + is_call
         kept: dict = {"path": request.path, "body": body.decode()}
         if is_call:
             self.requests.append(kept)
