@@ -76,7 +76,8 @@ class SessionTree:
         self._rules = (*rules, *BUILT_IN)
         self._nodes: list[Node] = []
         self._facts: list[_Facts] = []
-        self._roots: list[int] = []
+        self._loose: list[int] = []
+        self._compacted: dict[int, int] = {}
         self._asked: dict[tuple[bytes, bytes], int] = {}
         self._answered: dict[tuple[bytes, bytes], int] = {}
         self._answers: dict[bytes, dict[str, object]] = {}
@@ -276,12 +277,16 @@ class SessionTree:
         if told is None or told.edge is not Edge.RETRY:
             return self._relations.of(opening)
         assert told.link is not None
-        twin = self._nodes[told.link]
-        if twin.edge is Edge.COMPACTION:
-            # Two summaries with the same words: the harness did not ask again, it went on.
-            summary = self._relations.repeated_summary(opening, since=twin.node_id)
-            return told if summary is None else Told(edge=twin.edge, reason=twin.reason, link=summary)
-        return told
+        first = self._nodes[told.link]
+        if first.edge is not Edge.COMPACTION:
+            return told
+        newest = self._compacted.get(first.node_id, first.node_id)
+        summary = self._relations.repeated_summary(opening, since=newest)
+        if summary is None:
+            return _retry(newest)
+        # Two summaries with the same words: the harness did not ask again, it went on.
+        self._compacted[first.node_id] = len(self._nodes)
+        return Told(edge=first.edge, reason=first.reason, link=summary)
 
     def _returned(self, place: Place) -> Told | None:
         """Return what makes a continuation the return of a sub-agent, which it may be the first to show."""
@@ -309,14 +314,18 @@ class SessionTree:
         self._tokens.add(parent=node.parent, prompt_ids=node.prompt_ids, drawn=drawn, length=length)
 
     def _adopt(self, parent: Node) -> None:
-        """Make children of all roots whose tokens go on from a call that was answered after them."""
+        """Make children of all calls whose tokens go on from a call that was answered after them.
+
+        Those are roots, or hang on a call further up of which only the tokens are known to fit.
+        """
         length, drawn = self.length(parent.node_id), parent.completion.token_ids
-        for node in [self._nodes[root] for root in self._roots]:
-            prompt_ids = node.prompt_ids
+        for node in [self._nodes[node_id] for node_id in self._loose]:
+            end = length - self.length(node.parent)
             # The drawn tokens alone refuse nearly all of them, at once.
-            if prompt_ids[length - len(drawn) : length] != drawn:
+            if not len(drawn) <= end < len(node.prompt_ids) or node.prompt_ids[end - len(drawn) : end] != drawn:
                 continue
-            if len(prompt_ids) > length and self._tokens.begins(parent.node_id, prompt_ids, length=length):
+            prompt_ids = [*self.sequence(node.parent), *node.prompt_ids]
+            if self._tokens.begins(parent.node_id, prompt_ids, length=length):
                 is_retry = node.edge is Edge.RETRY
                 self._nodes[node.node_id] = replace(
                     node,
@@ -324,13 +333,12 @@ class SessionTree:
                     edge=Edge.RETRY if is_retry else Edge.CONTINUATION,
                     reason=node.reason if is_retry else LATE_PARENT,
                     link=node.link if is_retry else None,
-                    prompt_ids=prompt_ids[length:],
+                    prompt_ids=node.prompt_ids[end:],
                     completion=keep_experts(node.completion, parent_length=length),
                 )
                 self._relations.move(node.node_id, parent.node_id)
-        self._roots = [root for root in self._roots if self._nodes[root].parent is None]
-        if parent.parent is None:
-            self._roots.append(parent.node_id)
+        if self._facts[parent.node_id].is_whole:
+            self._loose.append(parent.node_id)
 
     def _calls(self) -> list[Call]:
         """Return all calls for rules to look at."""
