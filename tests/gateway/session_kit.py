@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportCallIssue=false, reportArgumentType=false
 """A harness that does all that harnesses do to their conversations, and knows what each of its calls is."""
 
 import asyncio

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportOptionalMemberAccess=false
 """Random sessions of a harness that retries, forks, compacts, delegates, rewrites and runs ahead of itself."""
 
 import asyncio

@@ -1,7 +1,8 @@
 """What a harness's habits say of its calls: rules, as data, and the calls that they make no part of the task."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 
@@ -71,12 +72,12 @@ def auxiliary(calls: Sequence[Call], rules: Sequence[EdgeRule]) -> dict[int, str
     roots = [call for call in calls if call.is_root]
     if not roots:
         return {}
-    plain = [rule for rule in rules if rule.edge == "auxiliary" and not _compares(rule)]
+    plain = [rule for rule in rules if rule.edge == "auxiliary" and _has_patterns(rule) and not _compares(rule)]
     main = max(
         roots,
         key=lambda call: (
             call.has_tools,
-            not any(_has_patterns(rule) and _patterns_hold(rule, call.messages) for rule in plain),
+            not any(_fits(rule, call) for rule in plain),
             call.num_calls > 1,
             -call.node_id,
         ),
@@ -95,12 +96,16 @@ def _holds(rule: EdgeRule, call: Call, main: Call) -> bool:
     if not _has_patterns(rule) and (call is main or not (call.is_guess or call.edge in _WEAK)):
         return False
     return (
-        _patterns_hold(rule, call.messages)
-        and (not rule.single or _is_single(call))
-        and (rule.max_tokens is None or _asks_for_little(call.hints, main.hints, rule.max_tokens))
+        (rule.max_tokens is None or _asks_for_little(call.hints, main.hints, rule.max_tokens))
         and (not rule.no_tools or (main.has_tools and not call.has_tools))
         and (not rule.other_model or call.hints.model != main.hints.model)
+        and _fits(rule, call)
     )
+
+
+def _fits(rule: EdgeRule, call: Call) -> bool:
+    """Return whether a rule holds for a call, as far as no other one is asked for."""
+    return (not rule.single or _is_single(call)) and _patterns_hold(rule, call.messages)
 
 
 def _asks_for_little(hints: Hints, main: Hints, most: int) -> bool:
@@ -109,8 +114,8 @@ def _asks_for_little(hints: Hints, main: Hints, most: int) -> bool:
 
 
 def _is_single(call: Call) -> bool:
-    roles = [message["role"] for message in call.messages if message["role"] != "system"]
-    return call.num_calls == 1 and roles == ["user"]
+    roles = (message["role"] for message in call.messages if message["role"] != "system")
+    return call.num_calls == 1 and list(islice(roles, 2)) == ["user"]
 
 
 def _compares(rule: EdgeRule) -> bool:
@@ -122,14 +127,18 @@ def _has_patterns(rule: EdgeRule) -> bool:
 
 
 def _patterns_hold(rule: EdgeRule, messages: Sequence[Mapping[str, object]]) -> bool:
-    users = [text_of(message) for message in messages if message["role"] == "user"]
-    systems = [text_of(message) for message in messages if message["role"] == "system"]
-    sought = ((rule.system, systems), (rule.first_user, users[:1]), (rule.last_user, users[-1:]))
-    everything = map(text_of, messages)
-    return all(not pattern or _found(pattern, texts) for pattern, texts in sought) and (
-        not rule.anywhere or _found(rule.anywhere, everything)
+    if not _has_patterns(rule):
+        return True
+    users = [message for message in messages if message["role"] == "user"]
+    systems = [message for message in messages if message["role"] == "system"]
+    sought = (
+        (rule.system, systems),
+        (rule.first_user, users[:1]),
+        (rule.last_user, users[-1:]),
+        (rule.anywhere, messages),
     )
+    return all(not pattern or _found(pattern, among) for pattern, among in sought)
 
 
-def _found(pattern: str, texts: "Sequence[str] | map[str]") -> bool:
-    return any(re.search(pattern, text[:_MOST_CHARS]) for text in texts)
+def _found(pattern: str, messages: Iterable[Mapping[str, object]]) -> bool:
+    return any(re.search(pattern, text_of(message)[:_MOST_CHARS]) for message in messages)

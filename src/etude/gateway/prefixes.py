@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
+_BYTES = 8
+
 
 class TokenPrefixes:
     """The sequences of a session's calls: S = prompt and drawn tokens, from the root on."""
@@ -15,11 +17,14 @@ class TokenPrefixes:
         self._asked: dict[bytes, int] = {}
         self._ends: dict[int, dict[bytes, int]] = {}
         self._lengths: list[int] = []
+        self._ids: Sequence[int] = ()
+        self._data = b""
 
     def add(self, *, parent: int | None, prompt_ids: Sequence[int], drawn: Sequence[int], length: int) -> None:
         """Take in the next call; `length` is that of S."""
         node_id = len(self._states)
         state = self._extended(parent, prompt_ids)
+        self._ids, self._data = (), b""
         self._asked.setdefault(state.digest(), node_id)
         state.update(_bytes(drawn))
         self._states.append(state)
@@ -35,8 +40,9 @@ class TokenPrefixes:
         """Return the call whose S is the longest proper prefix of a whole prompt; the newest of equals."""
         state, found = blake2b(digest_size=16), None
         known = self._lengths[: bisect_left(self._lengths, len(prompt_ids))]
+        data = self._encoded(prompt_ids)
         for start, end in pairwise((0, *known)):
-            state.update(_bytes(prompt_ids[start:end]))
+            state.update(data[_BYTES * start : _BYTES * end])
             found = self._ends[end].get(state.digest(), found)
         return found
 
@@ -47,8 +53,14 @@ class TokenPrefixes:
 
     def _extended(self, parent: int | None, token_ids: Sequence[int]) -> blake2b:
         state = blake2b(digest_size=16) if parent is None else self._states[parent].copy()
-        state.update(_bytes(token_ids))
+        state.update(self._encoded(token_ids))
         return state
+
+    def _encoded(self, token_ids: Sequence[int]) -> bytes:
+        """Return the bytes of a prompt, which is looked at several times until its call is added."""
+        if token_ids is not self._ids:
+            self._ids, self._data = token_ids, _bytes(token_ids)
+        return self._data
 
 
 def _bytes(token_ids: Sequence[int]) -> bytes:
