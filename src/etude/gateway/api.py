@@ -16,6 +16,7 @@ from etude.gateway.dialects.messages import MESSAGES
 from etude.gateway.dialects.models import model_list, model_named
 from etude.gateway.dialects.responses import RESPONSES
 from etude.gateway.door import Head, ReadBody, Reply
+from etude.gateway.lost import Delivery
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.sessions import Answer, ModelCall, Session
 from etude.gateway.turns import Turns
@@ -80,6 +81,7 @@ class ModelApi:
         async with self._turns.turn(session.spec.session_id):
             asked = dialect.parse(body)
             conversation, removed = strip_volatile(asked.conversation, self._volatile)
+            delivery = Delivery(head.is_gone)
             call = ModelCall(
                 conversation=conversation,
                 body_key=sha256(f"{dialect.path}\n".encode() + body).hexdigest(),
@@ -87,17 +89,20 @@ class ModelApi:
                 is_retry=head.headers.get("x-stainless-retry-count", "0") not in ("", "0"),
                 model=asked.model,
                 parent=head.headers.get("X-Etude-Parent", "")[:256],
+                delivery=delivery,
                 requested=asked.requested | ({"removed": [text[:256] for text in removed[:16]]} if removed else {}),
             )
             task = session.submit(call)
         if not asked.stream:
-            return Reply(body=dialect.body(await _finished(task), asked))
+            return Reply(body=dialect.body(await _finished(task), asked), on_sent=delivery.done)
         # Errors have their status as long as nothing was sent.
         await asyncio.wait([task], timeout=self._keep_alive_s)
         if task.done():
-            return Reply(body=b"".join(dialect.events(await _finished(task), asked)), content_type=_EVENTS)
+            told = b"".join(dialect.events(await _finished(task), asked))
+            return Reply(body=told, content_type=_EVENTS, on_sent=delivery.done)
         headers = {"Cache-Control": "no-cache"}
-        return Reply(parts=self._parts(dialect, asked, task), content_type=_EVENTS, headers=headers)
+        parts = self._parts(dialect, asked, task)
+        return Reply(parts=parts, content_type=_EVENTS, headers=headers, on_sent=delivery.done)
 
     async def _parts(
         self, dialect: Dialect, asked: HarnessRequest, task: "asyncio.Task[Answer]"

@@ -31,6 +31,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     headers: Mapping[str, str]
     """Case does not matter in the names."""
+    is_gone: Callable[[], bool]
+    """Whether the client has hung up."""
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Instead of `body`: sent as they come."""
     content_type: str = "application/json"
     headers: Mapping[str, str] = {}
+    on_sent: Callable[[], None] | None = None
+    """Called when all of it was sent; not if the client is gone."""
 
 
 ReadBody = Callable[[str], Awaitable[bytes]]
@@ -100,6 +104,8 @@ class Door:
         # A client that goes away, or does not read what it asked for, is no fault.
         with suppress(ConnectionError, TimeoutError):
             await self._send(request, response, reply)
+            if reply.on_sent is not None:
+                reply.on_sent()
             await self._drain(request)
         return response
 
@@ -205,7 +211,12 @@ class _Connection(web.RequestHandler):
 
 
 def _head_of(request: web.BaseRequest) -> Head:
-    return Head(method=request.method, path=request.path, headers=request.headers)
+    return Head(
+        method=request.method,
+        path=request.path,
+        headers=request.headers,
+        is_gone=lambda: request.transport is None or request.transport.is_closing(),
+    )
 
 
 def _response(reply: Reply) -> web.StreamResponse:

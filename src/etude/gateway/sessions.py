@@ -16,6 +16,7 @@ from etude.gateway.auxiliary import Hints
 from etude.gateway.conversation import Conversation
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.limits import Limits
+from etude.gateway.lost import Delivery, LostAnswers
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
 from etude.gateway.shown import shown_conversations, tool_names
@@ -60,6 +61,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     """The name that it asked for, which chooses nothing."""
     parent: str = ""
     """The answer, or the tool call in it, for which it is made, if the harness says so."""
+    delivery: Delivery | None = None
+    """What becomes of the answer, if that can be known."""
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +102,7 @@ class Session:
         self._tree = SessionTree(rules)
         self._own_calls = OwnCalls()
         self._replays: Replays[Answer] = Replays(num_bytes=_num_bytes)
+        self._lost: LostAnswers[Answer] = LostAnswers()
         self._running: set[asyncio.Task[Answer]] = set()
         self._unanswered: dict[str, _Plan] = {}
         self._failures: dict[str, Failure] = {}
@@ -110,8 +114,9 @@ class Session:
         self._model_s = 0.0
 
     def submit(self, call: ModelCall) -> "asyncio.Task[Answer]":
-        """Return the task that answers a call: a new one, or for a marked retry the one that it repeats.
+        """Return the task that answers a call: a new one, or for a retry the one that it repeats.
 
+        A retry is marked as one, or asks what a client asked that hung up without its answer.
         The task belongs to the session: it goes on when the client is gone. It raises `CallRefusedError`, as does this.
         """
         if self._closed:
@@ -119,11 +124,14 @@ class Session:
         earlier = self._replays.find(
             body_key=call.body_key, idempotency_key=call.idempotency_key, is_retry=call.is_retry
         )
+        earlier = earlier or self._lost.find(call.conversation)
         if earlier is not None:
+            self._lost.track(call.conversation, earlier, call.delivery or Delivery())
             return earlier
         answering = self._answer(call, self._plan(call))
         task = asyncio.get_running_loop().create_task(answering, name=f"call of {self.spec.session_id}")
         self._replays.add(task, body_key=call.body_key, idempotency_key=call.idempotency_key)
+        self._lost.track(call.conversation, task, call.delivery or Delivery())
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
@@ -322,7 +330,7 @@ class Session:
         return {
             "gateway/calls": float(len(nodes)),
             "gateway/calls_abandoned": float(abandoned),
-            "gateway/replays": float(self._replays.count),
+            "gateway/replays": float(self._replays.count + self._lost.count),
             "gateway/tokens_drawn": float(sum(len(node.completion.token_ids) for node in nodes)),
             "gateway/tool_parse_errors": float(self._parse_errors),
             "gateway/model_s": self._model_s,
