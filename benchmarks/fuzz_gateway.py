@@ -1,12 +1,13 @@
 """Mutated requests over the three dialects: no crash, no 5xx that was not injected, no byte of another session.
 
-    python benchmarks/fuzz_gateway.py [--requests N] [--seed S] [--json FILE]
+    python benchmarks/fuzz_gateway.py [--requests N] [--seed S] [--workers W] [--sockets SHARE] [--json FILE]
 
 Well-formed conversations are broken in every way that a generator thinks of: values of other types, huge and odd
 numbers, deep nesting, missing and repeated pieces, cut and flipped bytes, other headers, keys and paths. Several
 clients at once have a session each; all that a session says and is told bears its own mark, and a mark of another in an
 answer or in a session's record is counted as a leak. The sampler fails now and then; only then may an answer be a 5xx.
-Some clients hang up in the middle. In the end every session must close with a record that can be written down.
+A share of the requests comes through sockets, and some of those clients hang up in the middle; the others are handed to
+what stands behind the port. In the end every session must close with a record that can be written down.
 """
 
 import argparse
@@ -18,11 +19,15 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from urllib.parse import unquote
 
 import aiohttp
 import msgspec
+from multidict import CIMultiDict
 
 from etude.errors import SamplerError, VersionUnavailableError
+from etude.gateway.door import Head
 from etude.gateway.doubles import ScriptedSampler, byte_tokenizer
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
@@ -183,8 +188,10 @@ class Complaints(logging.Handler):
 class Client:
     """One harness without manners; its session is renewed when it has had enough calls."""
 
-    def __init__(self, gateway: Gateway, sampler: FaultySampler, seed: int, tally: Counter[str]) -> None:
-        self.gateway, self.sampler, self.tally = gateway, sampler, tally
+    def __init__(
+        self, gateway: Gateway, sampler: FaultySampler, seed: int, tally: Counter[str], *, sockets: float
+    ) -> None:
+        self.gateway, self.sampler, self.tally, self.sockets = gateway, sampler, tally, sockets
         self.dice = random.Random(seed)
         self.name, self.key, self.mark, self.rounds = f"s{seed}", "", "", 0
 
@@ -225,27 +232,59 @@ class Client:
 
     async def send(self, http: aiohttp.ClientSession, path: str, data: bytes, headers: dict[str, str]) -> None:
         key = self.key if self.dice.random() < 0.97 else self.dice.choice(("", "sk-etude-x", f"{self.key}x"))
-        auth = {"Authorization": f"Bearer {key}"} if self.dice.random() < 0.5 else {"x-api-key": key}
-        url = f"http://127.0.0.1:{self.gateway.port}{path}"
+        how = self.dice.randrange(4)
+        auth: dict[str, str] = {"Authorization": f"Bearer {key}"} if how == 0 else {}
+        auth |= {"x-api-key": key} if how == 1 else {"x-goog-api-key": key} if how == 2 else {}
+        where = f"/s/{key}{path}" if how == 3 else path
+        by_socket = self.dice.random() < self.sockets
+        told = await (self.over_http if by_socket else self.handed_over)(http, where, data, headers | auth)
+        if told is None:
+            return
+        status, content = told
+        self.tally["requests"] += 1
+        self.tally[f"status {status}"] += 1
+        self.look_for_others(content)
+        if status >= 500:
+            # The gateway says these two when the sampler failed, which it does by injection alone.
+            self.tally["5xx not injected"] += not re.search(rb'"model_(busy|unavailable)"', content)
+        if status != 200 and not self.is_enveloped(content):
+            self.tally["no envelope"] += 1
+            print(status, content[:200])
+
+    async def over_http(
+        self, http: aiohttp.ClientSession, path: str, data: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes] | None:
+        """Return status and body; None when the client hangs up or the connection breaks."""
+        self.tally["over sockets"] += 1
         try:
-            async with http.post(url, data=data, headers=headers | auth) as response:
-                if self.dice.random() < 0.02:
+            url = f"http://127.0.0.1:{self.gateway.port}{path}"
+            async with http.post(url, data=data, headers=headers) as response:
+                if self.dice.random() < 0.1:
                     self.tally["hung up"] += 1
-                    return
-                told = await response.read()
+                    return None
+                return response.status, await response.read()
         except aiohttp.ClientError as error:
             self.tally["broken connections"] += 1
             print(f"{type(error).__name__}: {error}")
-            return
-        self.tally["requests"] += 1
-        self.tally[f"status {response.status}"] += 1
-        self.look_for_others(told)
-        if response.status >= 500:
-            # The gateway says these two when the sampler failed, which it does by injection alone.
-            self.tally["5xx not injected"] += not re.search(rb'"model_(busy|unavailable)"', told)
-        if response.status != 200 and not self.is_enveloped(told):
-            self.tally["no envelope"] += 1
-            print(response.status, told[:200])
+            return None
+
+    async def handed_over(
+        self, _: aiohttp.ClientSession, path: str, data: bytes, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        """Return status and body that the port would send."""
+
+        async def read(owner: str) -> bytes:
+            del owner
+            return data
+
+        plain = unquote(path.partition("?")[0])
+        hangs_up = self.dice.random() < 0.02
+        head = Head(method="POST", path=plain, headers=CIMultiDict(headers), is_gone=lambda: hangs_up)
+        reply = await self.gateway.api.answer(head, read)
+        content = reply.body if reply.parts is None else b"".join([part async for part in reply.parts])
+        if reply.on_sent is not None and not hangs_up:
+            reply.on_sent()
+        return reply.status, content
 
     def look_for_others(self, told: bytes) -> None:
         # A mark that a mutation has changed is nobody's.
@@ -260,7 +299,7 @@ class Client:
             return False
 
 
-async def fuzz(*, requests: int, seed: int) -> dict[str, float]:
+async def fuzz(*, requests: int, seed: int, sockets: float = 1.0) -> dict[str, float]:
     """Return what was counted; `bad` is how often a promise was broken."""
     sampler, tally = FaultySampler(seed), Counter[str]()
     logging.getLogger().addHandler(Complaints(tally))
@@ -272,7 +311,9 @@ async def fuzz(*, requests: int, seed: int) -> dict[str, float]:
     )
     await gateway.start()
     started = time.perf_counter()
-    clients = [Client(gateway, sampler, seed * 1000 + index, tally) for index in range(min(CLIENTS, requests))]
+    clients = [
+        Client(gateway, sampler, seed * 1000 + index, tally, sockets=sockets) for index in range(min(CLIENTS, requests))
+    ]
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         shares = [requests // len(clients) + (index < requests % len(clients)) for index in range(len(clients))]
         async with asyncio.TaskGroup() as group:
@@ -293,15 +334,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1, help="processes, each with a gateway and a seed of its own")
+    parser.add_argument("--sockets", type=float, default=0.1, help="share of the requests that come through sockets")
     parser.add_argument("--json", metavar="FILE", help="write the table there as well")
     arguments = parser.parse_args()
-    table = asyncio.run(fuzz(requests=arguments.requests, seed=arguments.seed))
+    shares = [arguments.requests // arguments.workers] * arguments.workers
+    shares[0] += arguments.requests - sum(shares)
+    began = time.perf_counter()
+    with ProcessPoolExecutor(arguments.workers) as pool:
+        seeds = range(arguments.seed, arguments.seed + arguments.workers)
+        tables = list(pool.map(fuzz_alone, shares, seeds, [arguments.sockets] * arguments.workers))
+    table = {name: sum(part.get(name, 0) for part in tables) for name in {name: 0 for part in tables for name in part}}
+    table["requests/s"] = arguments.requests / (time.perf_counter() - began)
     for name, count in table.items():
         print(f"{name:<40} {count:>12.0f}")
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(table | {"seed": arguments.seed}, file, indent=1)
     return 1 if table["bad"] else 0
+
+
+def fuzz_alone(requests: int, seed: int, sockets: float) -> dict[str, float]:
+    """Fuzz in this process."""
+    return asyncio.run(fuzz(requests=requests, seed=seed, sockets=sockets))
 
 
 if __name__ == "__main__":

@@ -1,142 +1,244 @@
-"""What the gateway adds to a model call: HTTP, session tree, rendering, checks.
+"""What the gateway adds to a model call, and what a session costs in memory.
 
-    python benchmarks/gateway.py [--json FILE]
+    python benchmarks/gateway.py [--quick] [--sessions N] [--seconds S] [--every S] [--litellm PYTHON] [--json FILE]
 
-Each session is a conversation of 12 turns of 64 drawn tokens with a support of 64 ids each. `sessions` of them run at
-the same time against a sampler that needs about `sampler_ms` per call and no processor. Overhead is what the client
-waited minus what the sampler took; client and gateway share one process, so `cpu_per_call_ms` is that of both.
+A thousand sessions call every few seconds, each time with all that was said so far, for five minutes: first the fake
+engine itself, then the same through the gateway, then through LiteLLM's proxy if PYTHON is that of an environment where
+`litellm[proxy]` is installed. Engine, gateway or proxy, and harnesses are processes of their own. The overhead is the
+difference of the latencies' quantiles. `saturated` is what 64 sessions that never wait get through, the engine
+answering at once. No token may be lost: what the engine drew, the harnesses were told and the trees hold is compared.
 """
 
 import argparse
 import asyncio
+import gc
 import json
-import math
-import random
+import os
+import secrets
+import socket
 import statistics
-import struct
+import tempfile
 import time
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import aiohttp
+from gateway_parts import DRAWN, SYSTEM, TOKENIZER, USER, Part, completion, spec
 
-from etude.gateway.doubles import byte_tokenizer
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
-from etude.interfaces import SessionSpec
-from etude.types import (
-    Completion,
-    Experts,
-    FinishReason,
-    SampleRequest,
-    SamplerStatus,
-    SamplingParams,
-    Support,
-    VersionRun,
-)
+from etude.types import Completion, SampleRequest
 
-TURNS, DRAWN, SUPPORT = 12, 64, 64
-TOKENIZER = byte_tokenizer()
-ANSWER = TOKENIZER.encode("x" * (DRAWN - 1) + "<|im_end|>").ids
-SYSTEM = {"role": "system", "content": "Repair the module. " * 20}
-USER = {"role": "user", "content": "The tests fail. " * 20}
+DELAY_S = 0.1
 
 
-class IdleSampler:
-    """Draws the same answer each time, with dense facts made up beforehand; `took_s` is by request id."""
-
-    def __init__(self, latency_s: float) -> None:
-        self.took_s: dict[str, float] = {}
-        self._latency_s = latency_s
-        self._random = random.Random(0)
-        ids = [sorted({token, *range(1000, 1000 + SUPPORT - 1)}) for token in ANSWER]
-        flat = [token for row in ids for token in row]
-        self._support = Support(
-            counts=struct.pack(f"<{DRAWN}H", *[SUPPORT] * DRAWN),
-            token_ids=struct.pack(f"<{len(flat)}I", *flat),
-            logprobs=struct.pack(f"<{len(flat)}f", *[-math.log(SUPPORT)] * len(flat)),
-        )
-        self._logprobs = struct.pack(f"<{DRAWN}f", *[-math.log(SUPPORT)] * DRAWN)
-
-    async def sample(self, request: SampleRequest) -> Completion:
-        started = time.perf_counter()
-        await asyncio.sleep(self._latency_s * self._random.uniform(0.5, 1.5))
-        self.took_s[request.request_id] = time.perf_counter() - started
-        positions = len(request.prompt_ids) + DRAWN - 1
-        return Completion(
-            token_ids=tuple(ANSWER),
-            sampler_logprobs=self._logprobs,
-            versions=(VersionRun(0, DRAWN),),
-            finish_reason=FinishReason.STOP,
-            pool="idle",
-            support=self._support,
-            experts=Experts(start=0, num_layers=4, top_k=2, expert_ids=bytes(16 * positions)),
-        )
-
-    async def status(self) -> Sequence[SamplerStatus]:
-        return []
-
-
-async def converse(gateway: Gateway, sampler: IdleSampler, client: aiohttp.ClientSession, name: str) -> list[float]:
-    params = SamplingParams(max_tokens=DRAWN)
-    spec = SessionSpec(
-        session_id=name, purpose="train", seed=0, params=params, max_calls=TURNS, max_session_tokens=TURNS * DRAWN
-    )
-    headers = {"Authorization": f"Bearer {await gateway.open(spec)}"}
-    url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
-    messages, seconds = [SYSTEM, USER], []
-    for turn in range(TURNS):
-        started = time.perf_counter()
-        async with client.post(url, json={"messages": messages}, headers=headers) as response:
-            body = json.loads(await response.read())
-        seconds.append(time.perf_counter() - started - sampler.took_s[f"{name}/{turn}"])
-        messages = [*messages, body["choices"][0]["message"], {"role": "tool", "content": "FAILED test_a\n" * 8}]
-    record = await gateway.close(name)
-    assert len(record.nodes) == TURNS
-    assert all(node.parent is not None for node in record.nodes[1:])
-    return seconds
-
-
-async def measure(*, sessions: int, rounds: int, latency_s: float) -> dict[str, float]:
-    sampler = IdleSampler(latency_s)
-    gateway = Gateway(sampler=sampler, renderer=ChatMLRenderer(TOKENIZER, "chatml-compact"), context_length=1 << 20)
-    await gateway.start()
-    seconds: list[float] = []
-    started, cpu = time.perf_counter(), time.process_time()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client:
-        for turn in range(rounds):
-            names = [f"{turn}-{index}" for index in range(sessions)]
-            for part in await asyncio.gather(*[converse(gateway, sampler, client, name) for name in names]):
-                seconds += part
-    elapsed, used = time.perf_counter() - started, time.process_time() - cpu
-    await gateway.stop()
+def quantiles(seconds: list[float]) -> dict[str, float]:
     cuts = statistics.quantiles(seconds, n=100)
-    return {
-        "sessions": sessions,
-        "sampler_ms": latency_s * 1e3,
-        "calls": len(seconds),
-        "overhead_p50_ms": cuts[49] * 1e3,
-        "overhead_p99_ms": cuts[98] * 1e3,
-        "cpu_per_call_ms": used / len(seconds) * 1e3,
-        "calls_per_s": len(seconds) / elapsed,
+    return {"p50_ms": cuts[49] * 1e3, "p99_ms": cuts[98] * 1e3}
+
+
+async def load(url: str, keys: list[str], *, every_s: float, seconds: float) -> dict[str, Any]:
+    async with Part("harnesses", script=PARTS, url=url, keys=keys, every_s=every_s, seconds=seconds) as part:
+        return await part.result()
+
+
+PARTS = str(Path(__file__).with_name("gateway_parts.py"))
+
+
+async def direct(arguments: argparse.Namespace, *, sessions: int, every_s: float, delay_s: float) -> dict[str, Any]:
+    async with Part("engine", script=PARTS, delay_s=delay_s) as engine:
+        return await load(engine.ready["url"], ["x"] * sessions, every_s=every_s, seconds=arguments.seconds)
+
+
+async def through_gateway(
+    arguments: argparse.Namespace, *, sessions: int, every_s: float, delay_s: float
+) -> dict[str, Any]:
+    async with (
+        Part("engine", script=PARTS, delay_s=delay_s) as engine,
+        Part("gateway", script=PARTS, sampler=engine.ready["url"], sessions=sessions) as gateway,
+    ):
+        before = gateway.cpu_s()
+        loaded = await load(gateway.ready["url"], gateway.ready["keys"], every_s=every_s, seconds=arguments.seconds)
+        used = gateway.cpu_s() - before
+        held, drawn = await gateway.result(), (await engine.result())["drawn"]
+    lost = max(drawn, held["drawn"], loaded["drawn"]) - min(drawn, held["drawn"], loaded["drawn"])
+    unlinked = held["nodes"] - held["linked"] - sessions
+    return loaded | {
+        "cpu_s": used,
+        "lost": lost,
+        "unlinked": unlinked,
+        **{k: held[k] for k in ("peak_mib", "tokens", "failures")},
     }
 
 
-def main() -> None:
+async def through_litellm(
+    arguments: argparse.Namespace, *, sessions: int, every_s: float, delay_s: float
+) -> dict[str, Any]:
+    async with (
+        Part("engine", script=PARTS, delay_s=delay_s) as engine,
+        litellm(arguments, engine.ready["url"]) as (url, key, pid),
+    ):
+        before = cpu_s(pid)
+        loaded = await load(url, [key] * sessions, every_s=every_s, seconds=arguments.seconds)
+        return loaded | {"cpu_s": cpu_s(pid) - before}
+
+
+@asynccontextmanager
+async def litellm(arguments: argparse.Namespace, engine: str) -> AsyncGenerator[tuple[str, str, int]]:
+    """Start LiteLLM's proxy in front of the engine, with one worker, as the gateway has one process."""
+    model = {"model": "openai/m", "api_base": f"{engine}/v1", "api_key": "x"}
+    config = {"model_list": [{"model_name": "m", "litellm_params": model}], "litellm_settings": {"telemetry": False}}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "config.yaml"
+        path.write_text(json.dumps(config))
+        command = [str(Path(arguments.litellm).parent / "litellm"), "--config", str(path), "--host", "127.0.0.1"]
+        key = f"sk-{secrets.token_hex(32)}"
+        environment = os.environ | {
+            "LITELLM_MASTER_KEY": key,
+            "LITELLM_LOG": "ERROR",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        }
+        quiet = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            *command, "--port", str(port), "--num_workers", "1", env=environment, stdout=quiet, stderr=quiet
+        )
+        try:
+            await until_answering(f"http://127.0.0.1:{port}/health/liveliness")
+            yield f"http://127.0.0.1:{port}", key, process.pid
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+
+async def until_answering(url: str) -> None:
+    async with aiohttp.ClientSession() as http, asyncio.timeout(120):
+        while True:
+            try:
+                async with http.get(url) as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.5)
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor seconds of a process and its children."""
+    total = 0.0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(path.parent.name) == pid or int(fields[1]) == pid:
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+async def memory(sessions: int) -> dict[str, float]:
+    """Grow sessions to 100,000 tokens each in this process; return bytes per session and per 8 bytes of a token."""
+
+    class Sampler:
+        async def sample(self, request: SampleRequest) -> Completion:
+            del request
+            return completion()
+
+        async def status(self) -> list[object]:
+            return []
+
+    tracemalloc.start(1)
+    renderer = ChatMLRenderer(TOKENIZER, "chatml-compact")
+    gateway = Gateway(sampler=Sampler(), renderer=renderer, context_length=1 << 20)  # pyright: ignore
+    await gateway.start()
+    url = f"http://127.0.0.1:{gateway.port}/v1/chat/completions"
+    tokens, before = 0, 0
+    async with aiohttp.ClientSession() as http:
+        # The first one warms everything up.
+        for number in range(sessions + 1):
+            key = await gateway.open(spec(f"{number}"))
+            messages: list[dict[str, object]] = [SYSTEM, USER]
+            used = 0
+            while used < 100_000:
+                headers = {"Authorization": f"Bearer {key}"}
+                async with http.post(url, json={"messages": messages}, headers=headers) as response:
+                    body = await response.json()
+                used = body["usage"]["total_tokens"]
+                content = f"{number} {used} " + "FAILED test_a " * 140
+                messages += [body["choices"][0]["message"], {"role": "user", "content": content}]
+            if number:
+                tokens += used
+            else:
+                gc.collect()
+                before = tracemalloc.get_traced_memory()[0]
+    gc.collect()
+    grown = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    await gateway.stop()
+    return {"mib_per_session": grown / sessions / 2**20, "times_8_bytes": grown / tokens / 8}
+
+
+def row(name: str, loaded: dict[str, Any], base: dict[str, float]) -> dict[str, Any]:
+    told = quantiles(loaded["took"])
+    told |= {f"overhead_{key}": told[key] - base[key] for key in ("p50_ms", "p99_ms")}
+    told |= {"calls": loaded["calls"], "failed": loaded["failed"], "calls_per_s": loaded["calls"] / loaded["seconds"]}
+    told["late_p99_ms"] = quantiles(loaded["late"])["p99_ms"]
+    if "cpu_s" in loaded:
+        told["cpu_ms_per_call"] = loaded["cpu_s"] / loaded["calls"] * 1e3
+    told |= {key: loaded[key] for key in ("lost", "unlinked", "failures", "peak_mib", "tokens") if key in loaded}
+    return {"name": name, **told}
+
+
+async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    ways = {"direct": direct, "gateway": through_gateway}
+    if arguments.litellm:
+        ways["litellm"] = through_litellm
+    rows: list[dict[str, Any]] = []
+    base: dict[str, float] = {"p50_ms": 0.0, "p99_ms": 0.0}
+    for name, way in ways.items():
+        loaded = await way(arguments, sessions=arguments.sessions, every_s=arguments.every, delay_s=DELAY_S)
+        base = quantiles(loaded["took"]) if name == "direct" else base
+        rows.append(row(name, loaded, base))
+        show(rows[-1])
+    short = argparse.Namespace(**{**vars(arguments), "seconds": min(arguments.seconds, 15.0)})
+    for name, way in ways.items():
+        loaded = await way(short, sessions=64, every_s=0.0, delay_s=0.0)
+        rows.append(row(f"{name}, saturated", loaded, {"p50_ms": 0.0, "p99_ms": 0.0}))
+        show(rows[-1])
+    rows.append({"name": "memory of 100k tokens", **await memory(arguments.grown)})
+    show(rows[-1])
+    return rows
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"{row['name']:<22}", "  ".join(f"{k} {v:.2f}" for k, v in row.items() if k != "name"), flush=True)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sessions", type=int, default=1000)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--every", type=float, default=10.0, help="seconds between the calls of a session")
+    parser.add_argument("--grown", type=int, default=5, help="sessions whose memory is measured")
+    parser.add_argument("--quick", action="store_true", help="100 sessions for 15 seconds")
+    parser.add_argument("--litellm", metavar="PYTHON", default="", help="of an environment with litellm[proxy]")
     parser.add_argument("--json", metavar="FILE", help="write the rows there as well")
     arguments = parser.parse_args()
-    loads = ((1, 40, 0.0), (16, 4, 0.1), (64, 2, 0.4))
-    rows = [
-        asyncio.run(measure(sessions=sessions, rounds=rounds, latency_s=latency_s))
-        for sessions, rounds, latency_s in loads
-    ]
-    print("  ".join(f"{name:>16}" for name in rows[0]))
-    for row in rows:
-        print("  ".join(f"{value:16.2f}" for value in row.values()))
+    if arguments.quick:
+        arguments.sessions, arguments.seconds, arguments.every, arguments.grown = 100, 15.0, 1.0, 2
+    began = time.perf_counter()
+    rows = asyncio.run(measure(arguments))
+    print(f"{time.perf_counter() - began:.0f} s; {DRAWN} tokens are drawn per call")
     if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:  # noqa: PTH123
-            json.dump(rows, file, indent=1)
+        Path(arguments.json).write_text(json.dumps(rows, indent=1))
+    through = next(row for row in rows if row["name"] == "gateway")
+    return 1 if through["lost"] or through["unlinked"] or through["failed"] or through["failures"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -67,3 +67,20 @@ def serve(model: Path, samplers: tuple[str, ...], *, renderer: str, port: int, c
     )
     asyncio.run(serving)
     return 0
+
+
+@gateway.command(epilog="Example: etude gateway drain http://127.0.0.1:8300")
+@click.argument("sampler", metavar="URL")
+def drain(sampler: str) -> int:
+    """Tell the sampler at URL to want no new sessions; those that it has go on with it."""
+    import asyncio
+
+    from etude.sampling.client import SamplerClient
+
+    async def tell() -> None:
+        async with SamplerClient(sampler) as client:
+            await client.leave()
+
+    asyncio.run(tell())
+    click.echo(f"{sampler} wants no new sessions")
+    return 0

@@ -26,6 +26,11 @@ class Delivery:
         self._is_done = True
 
     @property
+    def is_done(self) -> bool:
+        """All of the answer was sent."""
+        return self._is_done
+
+    @property
     def is_lost(self) -> bool:
         """The client is gone, and has no answer."""
         return not self._is_done and self._is_gone()
@@ -57,5 +62,6 @@ class LostAnswers(Generic[_Answer]):
 
     def track(self, conversation: Conversation, task: "asyncio.Task[_Answer]", delivery: Delivery) -> None:
         """Note for whom the answer of a call is now."""
-        others = [sent for sent in self._sent if sent.task is not task]
+        # Who has its answer will not ask again; a conversation that was kept for nothing is as large as the session.
+        others = [sent for sent in self._sent if sent.task is not task and not sent.delivery.is_done]
         self._sent = deque([*others, _Sent(conversation, task, delivery)], maxlen=_MOST_CALLS)
