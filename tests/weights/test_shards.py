@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 """Trainers of many ranks, each of which publishes its own part of every tensor."""
 
 import itertools

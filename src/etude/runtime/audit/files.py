@@ -4,15 +4,20 @@ import hashlib
 import re
 from collections.abc import Callable
 
+import msgspec
+from msgspec.structs import replace
+
 from etude.errors import ObjectMissingError
 from etude.interfaces import ObjectStore
 from etude.runtime.audit.case import Case
 from etude.runtime.audit.facts import Facts
 from etude.runtime.audit.findings import Tally
 from etude.runtime.audit.group_files import note_group, note_rollout
+from etude.runtime.audit.weight_files import collected
 from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import METRICS_KEY, SUMMARY_KEY
-from etude.weights.chain import HEAD_KEY
+from etude.types import Head
+from etude.weights.chain import HEAD_KEY, WEIGHTS
 
 NOT_COVERED = ("logs/", "services/", "probes/", "samplers/", "sandboxes/", "weights/readers/", "views/")
 """Written for people and for the moment, or made of what is covered: `etude verify` does not read them. What samplers
@@ -25,6 +30,8 @@ _LEDGER = re.compile(r"ledger/((run|seal)\.json|[^/]+/\d{6}\.jsonl\.zst)")
 _OBJECT = re.compile(r"weights/[^/]+/objects/([0-9a-f]{64})")
 _CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+-[0-9a-f]{16}\.json")
 """Written before the fact that claims them."""
+_GARBAGE_KEY = "weights/garbage.json"
+"""What `etude weights gc` is about to delete."""
 _BEFORE_SEAL = re.compile(r"run\.toml|metrics\.jsonl|report\.html|(config|evals|policy|tasks)/.+")
 """Claimed by a stage's end or by the seal."""
 
@@ -44,7 +51,8 @@ INSERT INTO claim
 SELECT 'weights/' || lineage || '/manifests/' || version || '-' || substr(manifest, 1, 16) || '.json',
     manifest, NULL, w, n, 'manifest'
 FROM published;
-INSERT INTO claim SELECT 'weights/' || lineage || '/objects/' || routes, routes, NULL, w, n, 'manifest' FROM published;
+INSERT INTO claim SELECT 'weights/' || lineage || '/objects/' || routes, routes, NULL, w, n, 'page'
+FROM published WHERE routes <> '';
 """
 _SEAL = """
 INSERT INTO claim SELECT entry.key, json_extract(entry.value, '$[1]'), json_extract(entry.value, '$[0]'), w, n, 'seal'
@@ -103,10 +111,14 @@ def files_are_those_claimed(case: Case, tally: Tally) -> None:
         facts.one("SELECT count(*) FROM file JOIN last_claim USING (key) WHERE file.digest = last_claim.digest")
     )
     query = """
-        SELECT key, file.digest, claim.w, claim.n, claim.kind FROM last_claim AS claim LEFT JOIN file USING (key)
-        WHERE file.digest IS NOT claim.digest ORDER BY key
+        SELECT key, file.digest, claim.digest, claim.w, claim.n, claim.kind
+        FROM last_claim AS claim LEFT JOIN file USING (key) WHERE file.digest IS NOT claim.digest ORDER BY key
     """
-    for key, found, w, n, kind in facts.rows(query):
+    for key, found, claimed, w, n, kind in facts.rows(query):
+        if key == HEAD_KEY and _only_its_floor_rose(case.snapshot.head, claimed):
+            tally.check()
+            tally.note("a head whose floor rose since, for a collection of garbage")
+            continue
         earlier = found and facts.one("SELECT count(*) FROM claim WHERE key = ? AND digest = ?", key, found)
         explained = _EXPLANATIONS[kind](case, key, w, n)
         if explained and (found is None or earlier):
@@ -119,8 +131,16 @@ def files_are_those_claimed(case: Case, tally: Tally) -> None:
         _unclaimed(case, tally, key, digest)
 
 
+def _only_its_floor_rose(head: Head | None, claimed: str) -> bool:
+    """Whether the head had this sha256 before its floor rose to where it is."""
+    floors = range(head.floor) if head is not None else ()
+    return any(
+        hashlib.sha256(msgspec.json.encode(replace(head, floor=floor))).hexdigest() == claimed for floor in floors
+    )
+
+
 def _unclaimed(case: Case, tally: Tally, key: str, digest: str) -> None:
-    if key in _POINTERS:
+    if key in _POINTERS or key == _GARBAGE_KEY:
         tally.check()
     elif match := _OBJECT.fullmatch(key):
         if match[1] != digest:
@@ -187,9 +207,20 @@ def _checkpoint_missing(case: Case, key: str, w: int, n: int) -> str:
 
 
 def _manifest_missing(case: Case, key: str, w: int, n: int) -> str:
-    del key, n
-    closed = case.facts.one("SELECT closed FROM writer WHERE w = ?", w)
-    return "" if closed else "a manifest that is not written yet, or was not when a crash came"
+    """Manifests and pages are written before the fact, so only a collection of what nobody needs explains it."""
+    del key
+    query = "SELECT lineage, version, base FROM published WHERE w = ? AND n = ?"
+    lineage, version, base = next(case.facts.rows(query, w, n))
+    return collected(case.facts, case.snapshot.head, lineage, version, base)
+
+
+def _page_missing(case: Case, key: str, w: int, n: int) -> str:
+    head = case.snapshot.head
+    if head is not None and key != WEIGHTS.object(head.lineage, head.routes):
+        opened = case.facts.one("SELECT min(version) FROM published WHERE lineage = ?", head.lineage)
+        if opened is not None and head.floor > opened:
+            return "a page of routes that a newer one replaced, collected as garbage"
+    return _manifest_missing(case, key, w, n)
 
 
 def _never(case: Case, key: str, w: int, n: int) -> str:
@@ -202,6 +233,7 @@ _EXPLANATIONS: dict[str, Callable[[Case, str, int, int], str]] = {
     "rollout": _rollout_missing,
     "checkpoint": _checkpoint_missing,
     "manifest": _manifest_missing,
+    "page": _page_missing,
     "stage": _never,
     "seal": _never,
 }

@@ -4,6 +4,7 @@ import msgspec
 
 from etude.runtime.audit.case import Case
 from etude.runtime.audit.findings import Tally
+from etude.runtime.audit.weight_files import collected
 
 
 def versions_grow_by_one(case: Case, tally: Tally) -> None:
@@ -17,10 +18,50 @@ def versions_grow_by_one(case: Case, tally: Tally) -> None:
         else:
             tally.check(_grown_wrongly(case, name, last, version))
         lineage, last = name, version
-    query = "SELECT lineage, version FROM published GROUP BY lineage, version HAVING count(DISTINCT digest) > 1"
-    for name, version in facts.rows(query):
-        tally.violate(f"{name} version {version}: published twice, with different weights")
+    _made_twice(case, tally)
+    _epochs_grow(case, tally)
     _head(case, tally)
+
+
+def _made_twice(case: Case, tally: Tally) -> None:
+    """Who takes the head over may make a version anew that it does not name; then others follow it or apply it."""
+    facts, head = case.facts, case.snapshot.head
+    query = "SELECT lineage, version FROM published GROUP BY lineage, version HAVING count(DISTINCT digest) > 1"
+    for lineage, version in facts.rows(query):
+        followed = """
+            SELECT base_digest FROM weights WHERE lineage = ?1 AND base = ?2
+            UNION SELECT digest FROM applied WHERE lineage = ?1 AND version = ?2
+        """
+        named = {digest for (digest,) in facts.rows(followed, lineage, version)}
+        if head is not None and (head.lineage, head.version) == (lineage, version):
+            named.add(head.digest)
+        epochs = "SELECT epoch, digest FROM published WHERE lineage = ? AND version = ? ORDER BY epoch DESC"
+        told = list(facts.rows(epochs, lineage, version))
+        newest = {digest for epoch, digest in told if epoch == told[0][0]}
+        if len(newest) > 1 or not named <= newest:
+            tally.violate(f"{lineage} version {version}: published twice, with different weights")
+        else:
+            tally.note("a version that was made anew by who took over before the head had named it")
+
+
+def _epochs_grow(case: Case, tally: Tally) -> None:
+    """Who took the head over is not followed by who had it before; what was never named does not count."""
+    head = case.snapshot.head
+    query = """
+        SELECT lineage, version, epoch, before FROM (
+            SELECT lineage, version, epoch, max(epoch) OVER (
+                PARTITION BY lineage ORDER BY version ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+            ) AS before FROM (SELECT lineage, version, max(epoch) AS epoch FROM published GROUP BY lineage, version)
+        ) WHERE epoch < before
+    """
+    for lineage, version, epoch, before in case.facts.rows(query):
+        newest = head.version if head is not None and head.lineage == lineage else _newest_of(case, lineage) - 1
+        if version <= newest:
+            tally.violate(f"{lineage} version {version}: published in epoch {epoch}, after one of epoch {before}")
+
+
+def _newest_of(case: Case, lineage: str) -> int:
+    return case.facts.one("SELECT coalesce(max(version), -1) FROM published WHERE lineage = ?", lineage)
 
 
 def _grown_wrongly(case: Case, lineage: str, last: int, version: int) -> str:
@@ -54,7 +95,8 @@ def _head(case: Case, tally: Tally) -> None:
         if case.sealed and facts.one("SELECT count(*) FROM published"):
             tally.check("weights/head: missing or damaged, though versions were published")
         return
-    digest = facts.one("SELECT digest FROM published WHERE lineage = ? AND version = ?", head.lineage, head.version)
+    query = "SELECT digest FROM published WHERE lineage = ? AND version = ? ORDER BY digest <> ? LIMIT 1"
+    digest = facts.one(query, head.lineage, head.version, head.digest)
     place = f"weights/head: names {head.lineage} version {head.version}"
     if digest != head.digest:
         tally.check(f"{place}, which was {'published with other weights' if digest else 'never published'}")
@@ -68,25 +110,25 @@ def _newest(case: Case) -> tuple[str, int]:
     """Return the last lineage that was opened, and its newest published version."""
     query = "SELECT lineage FROM lineage_opened JOIN writer USING (w) ORDER BY position DESC, n DESC LIMIT 1"
     lineage = case.facts.one(query) or ""
-    return lineage, case.facts.one("SELECT coalesce(max(version), -1) FROM published WHERE lineage = ?", lineage)
+    return lineage, _newest_of(case, lineage)
 
 
 def versions_are_intact(case: Case, tally: Tally) -> None:
     """Check manifests, objects and rebuilt weights, as they were seen in the directory, against what was published."""
     facts = case.facts
     query = (
-        "SELECT published.lineage, published.version, weights.problem, weights.digest = published.digest, rebuilt "
-        "FROM (SELECT DISTINCT lineage, version, manifest, digest FROM published) AS published "
+        "SELECT published.lineage, published.version, published.base, weights.problem, "
+        "weights.digest = published.digest, rebuilt "
+        "FROM (SELECT DISTINCT lineage, version, base, manifest, digest FROM published) AS published "
         "LEFT JOIN weights USING (lineage, version, manifest)"
     )
-    for lineage, version, problem, same, rebuilt in facts.rows(query):
+    for lineage, version, base, problem, same, rebuilt in facts.rows(query):
         place = f"{lineage} version {version}"
         if problem is None:
-            if _was_cut_short(case, lineage, version):
-                tally.note("a version whose publication was cut short by a crash")
-                tally.check()
-            else:
-                tally.check(f"{place}: published, and its manifest is gone")
+            explained = collected(facts, case.snapshot.head, lineage, version, base)
+            tally.check("" if explained else f"{place}: published, and its manifest is gone")
+            if explained:
+                tally.note(explained)
         elif problem:
             tally.check(f"{place}: {problem}")
         else:
@@ -95,23 +137,14 @@ def versions_are_intact(case: Case, tally: Tally) -> None:
                 tally.note("not rebuilt (--quick)")
 
 
-def _was_cut_short(case: Case, lineage: str, version: int) -> bool:
-    """Whether whoever published this version last may have died before its manifest was written."""
-    query = (
-        "SELECT max(closed), (SELECT max(version) FROM published WHERE lineage = ?1) FROM published "
-        "JOIN writer USING (w) WHERE lineage = ?1 AND version = ?2"
-    )
-    closed, newest = next(case.facts.rows(query, lineage, version))
-    return not closed and newest == version
-
-
 def replicas_hold_what_was_published(case: Case, tally: Tally) -> None:
     """Check digests of every sampler's weights against the trainer's, and against each other's within a view."""
     facts = case.facts
     query = """
-        SELECT writer.name, applied.lineage, applied.version, applied.digest, published.digest FROM applied
-        JOIN writer USING (w) LEFT JOIN (SELECT DISTINCT lineage, version, digest FROM published) AS published
-        USING (lineage, version) ORDER BY applied.w, applied.n
+        SELECT writer.name, applied.lineage, applied.version, applied.digest, (
+            SELECT CASE WHEN max(published.digest = applied.digest) THEN applied.digest ELSE max(published.digest) END
+            FROM published WHERE published.lineage = applied.lineage AND published.version = applied.version
+        ) FROM applied JOIN writer USING (w) ORDER BY applied.w, applied.n
     """
     for name, lineage, version, held, published in facts.rows(query):
         place = f"{name}: applied {lineage} version {version}"

@@ -5,7 +5,7 @@ import msgspec
 from etude.errors import EtudeError, IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
-from etude.types import Manifest
+from etude.types import Head, Manifest
 from etude.weights.chain import WEIGHTS
 from etude.weights.decoding import apply
 from etude.weights.digest import object_name
@@ -14,10 +14,16 @@ from etude.weights.paths import MAX_VERSION_BYTES
 from etude.weights.tensors import FlatTensor
 
 _SCHEMA = """
-CREATE TABLE weights(lineage TEXT, version INTEGER, manifest TEXT, digest TEXT, rebuilt INTEGER, problem TEXT);
+CREATE TABLE weights(
+    lineage TEXT, version INTEGER, manifest TEXT, digest TEXT, base INTEGER, base_digest TEXT, rebuilt INTEGER,
+    problem TEXT
+);
 CREATE TABLE referred(key TEXT PRIMARY KEY);
 """
 """`weights`: a row for each manifest that is there. `referred`: objects that a manifest names."""
+
+
+_ROW = "INSERT INTO weights VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 class _Held(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -46,19 +52,18 @@ async def look_at_weights(store: ObjectStore, facts: Facts, *, rebuild: bool) ->
         except ObjectMissingError:
             continue
         except IntegrityError as error:
-            _note(facts, lineage, version, name, problem=str(error))
+            facts.sql.execute(_ROW, (lineage, version, name, "", None, "", False, str(error)))
             continue
         keys = [(WEIGHTS.object(lineage, one),) for one in object_sizes(manifest)]
         facts.sql.executemany("INSERT OR IGNORE INTO referred VALUES(?)", keys)
-        again = made == (lineage, version)
+        problem = ""
         try:
-            found = await _made(store, manifest, held if rebuild and not again else None, rebuild=rebuild and not again)
-        except EtudeError as error:
-            _note(facts, lineage, version, name, problem=str(error))
-        else:
-            held = found or held
+            held = await _made(store, manifest, held, rebuild=rebuild and made != (lineage, version)) or held
             made = (lineage, version)
-            _note(facts, lineage, version, name, digest=manifest.digest, rebuilt=rebuild)
+        except EtudeError as error:
+            problem = str(error)
+        row = (lineage, version, name, manifest.digest, manifest.base, manifest.base_digest, rebuild, problem)
+        facts.sql.execute(_ROW, row)
 
 
 async def _manifest(store: ObjectStore, lineage: str, version: int, name: str) -> Manifest:
@@ -88,8 +93,16 @@ async def _made(store: ObjectStore, manifest: Manifest, held: _Held | None, *, r
     return _Held(lineage=manifest.lineage, digest=manifest.digest, tensors=tensors)
 
 
-def _note(
-    facts: Facts, lineage: str, version: int, name: str, *, digest: str = "", rebuilt: bool = False, problem: str = ""
-) -> None:
-    row = (lineage, version, name, digest, rebuilt, problem)
-    facts.sql.execute("INSERT INTO weights VALUES(?, ?, ?, ?, ?, ?)", row)
+def collected(facts: Facts, head: Head | None, lineage: str, version: int, base: str) -> str:
+    """Return why weights that were published may be gone; empty when they may not.
+
+    `base` is the version that they are a difference to, as JSON. Nobody starts from what lies below the head's floor,
+    and nobody but a reader with a lease from a lineage that ended.
+    """
+    if head is None:
+        return ""
+    if lineage != head.lineage:
+        opened = facts.one("SELECT count(*) FROM lineage_opened WHERE lineage = ?", lineage)
+        return "weights of a lineage that ended, collected as garbage" if opened else ""
+    start = version if base == "null" else int(base)
+    return "weights below the floor, collected as garbage" if start < head.floor else ""
