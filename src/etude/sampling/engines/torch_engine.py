@@ -53,12 +53,12 @@ class TorchEngine:
             device: Torch device.
         """
         self._device = torch.device(device)
-        self._decoder = Decoder(shape, view_dtype(view)).to(self._device).requires_grad_(requires_grad=False)
+        self._shape = shape
         self._view: View = view
+        self._decoder = self._empty_decoder()
         self._context = min(shape.max_context, max_context or shape.max_context)
         self.slots = max_batch
         self._prefill_tokens = prefill_tokens
-        self._targets = self._decoder.hf_tensors()
         self._cache = SlotCache(
             shape, slots=max_batch, context=self._context, dtype=view_dtype(view), device=self._device
         )
@@ -69,7 +69,7 @@ class TorchEngine:
         """Admitted, prompt not computed. Only the first can be part done; its slot is then the one after the rows."""
         self._salt = 0
         self._forward = CachedForward(self._decoder, self._cache)
-        self._view_record = ViewRecord(view, {}, {})
+        self._held_digest = ""
         self.stage(tensors)()
 
     @property
@@ -90,7 +90,7 @@ class TorchEngine:
             SampleRequestError: Prompt or forced tokens have none, or one outside the vocabulary.
             SamplerError: All slots are taken.
         """
-        prompt, params, vocab = request.prompt_ids, request.params, self._decoder.shape.vocab_size
+        prompt, params, vocab = request.prompt_ids, request.params, self._shape.vocab_size
         if len(prompt) >= self._context:
             raise ContextOverflowError(
                 f"{request.request_id}: a prompt of {len(prompt)} tokens leaves no room in a context of {self._context}"
@@ -129,31 +129,34 @@ class TorchEngine:
         return None
 
     def stage(self, tensors: Mapping[str, Tensor]) -> Commit:
-        """Prepare weights, published or in the engine's view; the result copies them in place between two steps.
+        """Prepare weights, published or in the engine's view; the result lets the next step multiply with them.
+
+        They get memory of their own, so nothing is left to do between two steps but to point to it.
 
         Raises:
             PolicyError: A tensor is missing, unknown or of another shape.
         """
         held = in_view(tensors, self._view)
         weights = out_of_view(held, self._view)
-        wrong = [
-            name for name, target in self._targets.items() if getattr(weights.get(name), "shape", None) != target.shape
-        ]
-        wrong += [name for name in weights if name not in self._targets]
+        decoder = self._empty_decoder()
+        targets = decoder.hf_tensors()
+        wrong = [name for name, target in targets.items() if getattr(weights.get(name), "shape", None) != target.shape]
+        wrong += [name for name in weights if name not in targets]
         if wrong:
             raise PolicyError(
                 f"weights do not fit the policy: {len(wrong)} tensors are missing, unknown or of another "
                 f"shape, such as {wrong[0]}"
             )
-        staged = {name: _owned(weight, tensors[name]) for name, weight in weights.items()}
-        record = ViewRecord.of(held, self._view)
+        with torch.no_grad():
+            for name, target in targets.items():
+                target.copy_(weights[name])
+            digest = held_digest(ViewRecord.of(held, self._view).held(targets))
+        retired: list[Decoder] = []
 
         def commit() -> Mapping[str, int]:
-            with torch.inference_mode():
-                for name, tensor in staged.items():
-                    self._targets[name].copy_(tensor)
-                self._forward.refresh()
-            self._view_record = record
+            retired.append(self._decoder)  # freed with this function, and not between two steps
+            self._decoder, self._held_digest = decoder, digest
+            self._forward.use(decoder)
             self._salt += 1
             self._prefixes.clear()
             return {row.request.request_id: len(row.token_ids) for row in itertools.chain(self._rows, self._filling)}
@@ -161,8 +164,14 @@ class TorchEngine:
         return commit
 
     def held_digest(self) -> str:
-        """Return the digest of the weights in the memory that the next step multiplies with, as their view has them."""
-        return held_digest(self._view_record.held(self._decoder.hf_tensors()))
+        """Return the digest of the weights in the memory that the next step multiplies with, as their view has them.
+
+        It was taken from that memory once it was complete, and nothing writes to it since.
+        """
+        return self._held_digest
+
+    def _empty_decoder(self) -> Decoder:
+        return Decoder(self._shape, view_dtype(self._view)).to(self._device).requires_grad_(requires_grad=False)
 
     def _prefill(self) -> None:
         budget, slot, chunks = self._prefill_tokens, len(self._rows), list[Chunk]()
@@ -185,7 +194,7 @@ class TorchEngine:
             self._forward.prefill(chunks)
         for _ in range(done):
             row = self._filling.popleft()
-            self._table.put(len(self._rows), row.request, self._decoder.shape.vocab_size)
+            self._table.put(len(self._rows), row.request, self._shape.vocab_size)
             self._rows.append(row)
 
     def _begin(self, row: Row, slot: int) -> None:
@@ -272,8 +281,3 @@ class TorchEngine:
         if self._filling and self._filling[0].salt >= 0:
             self._cache.move(last + 1, last, self._filling[0].filled)
         return answer
-
-
-def _owned(weight: Tensor, source: Tensor) -> Tensor:
-    """Return a weight in memory of its own: whoever staged its source may change that before the commit."""
-    return weight.detach().clone() if weight.data_ptr() == source.data_ptr() else weight.detach()

@@ -34,7 +34,7 @@ class Rotation(NamedTuple):
 
 
 class CachedForward:
-    """Runs a decoder over a slot cache. `refresh` after the decoder's weights changed."""
+    """Runs a decoder over a slot cache."""
 
     def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
         self._decoder = decoder
@@ -47,10 +47,11 @@ class CachedForward:
         self._rotary = Rotation(cosine, torch.cat((-sine[..., :half], sine[..., half:]), dim=-1))
         self._positions = torch.arange(context, device=self._device)
         self._qk_norms: list[Tensor | None] = []
-        self.refresh()
+        self.use(decoder)
 
-    def refresh(self) -> None:
-        """Derive again what is kept beside the weights."""
+    def use(self, decoder: Decoder) -> None:
+        """Multiply with the weights of another decoder of the same shape from now on, which then stay as they are."""
+        self._decoder = decoder
         shape = self._shape
         self._qk_norms = [
             None
