@@ -23,7 +23,6 @@ from etude.environments.local import LocalBackend
 from etude.gateway.doubles import Prompt, ScriptedPolicy, byte_tokenizer
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
-from etude.gateway.sessions import PREFIX_BREAKS
 from etude.interfaces import ExecResult, Grade, SessionRecord, SessionSpec
 from etude.rewards.grader import HarborGrader
 from etude.rollout.harness import HARNESS_MOUNT, harness_directory
@@ -158,7 +157,8 @@ class Session:
 
     @property
     def prefix_breaks(self) -> int:
-        return sum(node.edge in PREFIX_BREAKS for node in self.trajectory.nodes)
+        """Calls that were read anew for no reason that the recipe declares."""
+        return round(self.record.metrics["gateway/prefix_break_rate"] * len(self.trajectory.nodes))
 
 
 @dataclass(kw_only=True)
@@ -309,6 +309,7 @@ class Stage:
         gateway = Gateway(
             sampler=policy,
             renderer=ChatMLRenderer(TOKENIZER),
+            rules=harness.rules,
             context_length=context_length,
             keep_alive_s=keep_alive_s,
         )

@@ -20,11 +20,11 @@ async def sessions(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["repair", "busy and cut off", "sub-agents", "compaction"])
-def test_it_repairs_the_repository_and_breaks_no_prefix_but_for_a_summary(sessions, name):
+def test_it_repairs_the_repository_and_breaks_no_prefix_undeclared(sessions, name):
     session = sessions[name]
     assert (session.trajectory.outcome, session.trajectory.reward) == (Outcome.SCORED, 1.0), session.said
     assert (session.trajectory.harness_exit, session.change.keys()) == (0, {REPAIRED})
-    assert (session.prefix_breaks, session.record.failure) == (name == "compaction", None)
+    assert (session.prefix_breaks, session.record.failure) == (0, None)
 
 
 def test_parallel_calls_are_one_answer_and_their_results_one_continuation(sessions):
@@ -56,7 +56,8 @@ def test_each_sub_agent_is_a_branch_that_is_called_and_returns(sessions):
 def test_it_goes_on_from_a_summary_that_the_policy_wrote_without_tools(sessions):
     nodes = sessions["compaction"].trajectory.nodes
     (compaction,) = [node for node in nodes if node.edge is Edge.COMPACTION]
-    assert nodes[compaction.link].edge is Edge.TOOLS_CHANGED
+    summary = nodes[compaction.link]
+    assert (summary.edge, summary.reason, summary.link) == (Edge.REWRITE, "summary_without_tools", summary.node_id - 1)
 
 
 def test_a_limit_ends_it_and_what_it_left_is_graded(sessions):
