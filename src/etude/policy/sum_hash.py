@@ -25,6 +25,8 @@ _COMPARED = 1 << 17
 """Units that are compared at a time."""
 _WORTH_COMPILING = 1 << 21
 """Units from which on loading the compiler's work is paid back."""
+_WORTH_CALLING = 1 << 14
+"""Units from which on the compiler's work is faster, once it is loaded."""
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _SHARED = np.uint64(0xBF58476D1CE4E5B9)
 _FIRST = np.uint64(0x94D049BB133111EB)
@@ -76,7 +78,7 @@ def sums_of_runs(data: Bytes, *, width: int, begins: Words, run: int) -> Sums:
     starts, length = begins * np.uint64(_per_element(width)), run * _per_element(width)
     if not units.size:
         return Sums()
-    if units.size >= _WORTH_COMPILING and importlib.util.find_spec("numba") is not None:
+    if units.size >= (_WORTH_CALLING if _compiled.cache_info().currsize else _WORTH_COMPILING) and _has_compiler():
         sums = np.zeros(2, np.uint64)
         _compiled(units.dtype.name)(units, starts, length, sums)
         return Sums(int(sums[0]), int(sums[1]))
@@ -109,6 +111,11 @@ def sums_of_changed_runs(old: Bytes, new: Bytes, *, width: int, begins: Words, r
             places = starts[rows] + within
             total = total.plus(_mixed(becomes[where], places)).minus(_mixed(was[where], places))
     return total
+
+
+@functools.cache
+def _has_compiler() -> bool:
+    return importlib.util.find_spec("numba") is not None
 
 
 def _per_element(width: int) -> int:
