@@ -356,8 +356,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The call behind each assistant's message of that conversation; None for a copy."""
     others: tuple[ShownConversation, ...] = ()
     """The longest conversation from each other root; the first few, when there are many."""
-    tool_names: dict[int, tuple[str, ...]] = {}
-    """The tools that each call's answer calls, by node."""
+    answers: dict[int, dict[str, object]] = {}
+    """All that was drawn, as assistant's messages, by node."""
     num_calls: int = 0
     truncated: str = ""
     """The limit that ended it: `calls`, `session_tokens`, `deadline`, `context`; empty when none did."""
@@ -369,8 +369,8 @@ class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def all_messages(self) -> tuple[dict[str, object], ...]:
-        """The messages of all conversations that are kept, one behind the other."""
-        return tuple(message for one in (self, *self.others) for message in one.messages)
+        """The main conversation, and then every answer of the session, whatever became of it."""
+        return (*self.messages, *self.answers.values())
 
 
 class SessionHost(Protocol):

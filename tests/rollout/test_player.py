@@ -1,6 +1,7 @@
 """Promises of the harness player."""
 
 import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
@@ -40,6 +41,7 @@ class Stage:
         create_error: EtudeError | None = None,
         destroy_error: EtudeError | None = None,
         unserved_s: float = 0.0,
+        watch: Callable[[Sequence[Mapping[str, object]]], str] = lambda _: "",
     ) -> None:
         self.host = ScriptedHost(record, open_error=open_error)
         self.backend = ScriptedBackend(
@@ -55,6 +57,7 @@ class Stage:
             params=SamplingParams(),
             on_record=self.records.append,
             unserved_s=lambda _: unserved_s,
+            watch=watch,
         )
 
     async def play(self) -> Trajectory:
@@ -213,3 +216,11 @@ async def test_an_attempt_is_on_the_disk_before_its_sandbox_and_its_session_is_i
     assert ledger.events == [RolloutStarted(rollout="g000001-2r1", session=spec.session_id, task="t", purpose="eval")]
     assert seen == ["flushed", "sandbox"]
     assert trajectory.session_id == spec.session_id
+
+
+async def test_an_attempt_is_held_for_what_any_of_its_agents_said():
+    said: dict[str, object] = {"role": "assistant", "content": "git log --all"}
+    record = SessionRecord(nodes=(), messages=(), num_calls=3, answers={4: said})
+    stage = Stage(record=record, watch=lambda messages: "it digs" if said in messages else "")
+    trajectory = await stage.play()
+    assert (trajectory.outcome, trajectory.reward) == (Outcome.HELD, None)

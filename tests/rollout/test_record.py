@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.interfaces import ShownConversation
 from etude.rollout.atif import Document
 from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord, encode_record
@@ -34,11 +35,15 @@ CONVERSATION: tuple[dict[str, object], ...] = (
 )
 
 
-def node(node_id: int, parent: int | None, prompt: int, drawn: int, edge: Edge = Edge.CONTINUATION) -> Node:
+def node(
+    node_id: int, parent: int | None, prompt: int, drawn: int, edge: Edge = Edge.CONTINUATION, link: int | None = None
+) -> Node:
     return Node(
         node_id=node_id,
         parent=parent,
         edge=edge,
+        reason="why",
+        link=link,
         prompt_ids=tuple(range(prompt)),
         completion=Completion(
             token_ids=tuple(range(drawn)),
@@ -77,7 +82,11 @@ def record(
 def check_rules(document: dict[str, object]) -> None:
     """The rules that ATIF's own validator checks."""
     allowed = {"schema_version", "session_id", "trajectory_id", "agent", "steps", "final_metrics", "extra"}
-    assert set(document) <= allowed
+    assert set(document) <= allowed | {"subagent_trajectories"}
+    embedded = document.get("subagent_trajectories", [])
+    assert len({one["trajectory_id"] for one in embedded}) == len(embedded)  # pyright: ignore
+    for one in embedded:  # pyright: ignore
+        check_rules(one)
     assert document["schema_version"] == "ATIF-v1.8"
     assert document["steps"]
     for number, step in enumerate(document["steps"], start=1):  # pyright: ignore
@@ -119,6 +128,53 @@ def test_tokens_are_not_guessed_when_two_branches_fit():
     nodes = (*NODES, node(2, 0, 6, 5, Edge.REWRITE))
     document = json.loads(encode_record(record(CONVERSATION, nodes)))
     assert all("metrics" not in step for step in document["steps"])
+
+
+DELEGATED = (
+    node(0, None, 10, 4, Edge.ROOT),
+    node(1, None, 7, 3, Edge.SUBAGENT_CALL, link=0),
+    node(2, 0, 3, 5, Edge.SUBAGENT_RETURN, link=1),
+    node(3, None, 6, 2, Edge.REWRITE, link=2),
+)
+HELPER = ShownConversation(
+    messages=({"role": "user", "content": "look"}, {"role": "assistant", "content": "seen"}), drawn_by=(1,)
+)
+
+
+def test_a_sub_agent_is_embedded_and_the_step_that_started_it_names_it():
+    made = record(CONVERSATION, DELEGATED, drawn_by=(0, 2), others=(HELPER,))
+    document = json.loads(encode_record(made))
+    check_rules(document)
+    (helper,) = document["subagent_trajectories"]
+    assert helper["extra"] == {"node": 1, "edge": "subagent_call", "reason": "why", "link": 0}
+    assert helper["steps"][1]["metrics"]["completion_tokens"] == 3
+    named = [
+        (step["step_id"], ref["trajectory_id"])
+        for step in document["steps"]
+        for result in step.get("observation", {"results": ()})["results"]
+        for ref in result.get("subagent_trajectory_ref", ())
+    ]
+    assert named == [(3, helper["trajectory_id"])]
+
+
+def test_answers_that_are_not_in_a_branch_are_copies_that_are_not_trained_on():
+    document = json.loads(encode_record(record(CONVERSATION, DELEGATED, drawn_by=(None, 3))))
+    turns = [step for step in document["steps"] if step["source"] == "agent"]
+    assert [turn.get("is_copied_context", False) for turn in turns] == [True, False]
+    assert ["metrics" in turn for turn in turns] == [False, True]
+
+
+def test_the_tree_of_all_calls_is_kept_with_the_tools_that_they_call():
+    made = record(CONVERSATION, DELEGATED, answers={0: CONVERSATION[2], 1: {"tool_calls": "odd"}})
+    calls = json.loads(encode_record(made))["extra"]["etude"]["calls"]
+    assert calls[0]["tools"] == ["shell", "shell"]
+    assert [(call["node"], call.get("parent"), call["edge"], call.get("link")) for call in calls] == [
+        (0, None, "root", None),
+        (1, None, "subagent_call", 0),
+        (2, 0, "subagent_return", 1),
+        (3, None, "rewrite", 2),
+    ]
+    assert (calls[2]["prompt_tokens"], calls[2]["drawn_tokens"], calls[2]["versions"]) == (3, 5, [3, 4])
 
 
 def test_a_rollout_without_a_call_still_shows_its_instruction_and_failure():

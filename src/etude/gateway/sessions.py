@@ -19,7 +19,7 @@ from etude.gateway.limits import Limits
 from etude.gateway.lost import Delivery, LostAnswers
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
-from etude.gateway.shown import shown_conversations, tool_names
+from etude.gateway.shown import shown_conversations
 from etude.gateway.spelling import OwnCalls
 from etude.gateway.token_ids import shared
 from etude.gateway.tree import Place, SessionTree
@@ -165,7 +165,7 @@ class Session:
             tools=shown.tools,
             drawn_by=shown.drawn_by,
             others=tuple(others),
-            tool_names=tool_names(self._tree, nodes),
+            answers={node.node_id: self._tree.answer(node.node_id) for node in nodes},
             num_calls=self._limits.calls,
             truncated=self._limits.reached,
             failure=self._fatal or next(iter(self._failures.values()), None),

@@ -1,7 +1,6 @@
-"""What of a finished session people are shown besides its tokens: conversations, and names of tools."""
+"""The conversations of a finished session that people are shown."""
 
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import msgspec
 
@@ -15,7 +14,6 @@ MOST_CHARS = 4 << 20
 """Of all conversations but the first, together."""
 _OF_THEIR_OWN = (Edge.ROOT, Edge.COMPACTION, Edge.SUBAGENT_CALL, Edge.AUXILIARY)
 """Roots of conversations that say something new; a changed history repeats another one."""
-_MOST_NAMES, _MOST_NAME_CHARS = 16, 64
 
 
 def shown_conversations(tree: SessionTree, nodes: Sequence[Node]) -> list[ShownConversation]:
@@ -38,17 +36,6 @@ def shown_conversations(tree: SessionTree, nodes: Sequence[Node]) -> list[ShownC
         ShownConversation(messages=shown.conversation.messages, tools=shown.conversation.tools, drawn_by=shown.drawn_by)
         for shown in kept
     ]
-
-
-def tool_names(tree: SessionTree, nodes: Sequence[Node]) -> dict[int, tuple[str, ...]]:
-    """Return the tools that answers call, by call."""
-    named: dict[int, tuple[str, ...]] = {}
-    for node in nodes:
-        calls = cast("Sequence[Mapping[str, Mapping[str, str]]]", tree.answer(node.node_id).get("tool_calls") or ())
-        if calls:
-            names = (str(call["function"]["name"])[:_MOST_NAME_CHARS] for call in calls[:_MOST_NAMES])
-            named[node.node_id] = tuple(names)
-    return named
 
 
 def _num_chars(message: Mapping[str, object]) -> int:

@@ -3,14 +3,22 @@
 from collections.abc import Mapping, Sequence
 
 from etude.rollout.atif import Call
+from etude.rollout.untrusted import as_list, as_mapping, as_text
 from etude.types import Node
 
 _MOST_CALLS = 4096
+_MOST_TOOLS, _MOST_NAME_CHARS = 16, 64
 
 
-def outline(nodes: Sequence[Node], tool_names: Mapping[int, Sequence[str]]) -> tuple[Call, ...]:
-    """Return the first 4,096 calls, parents before children."""
-    return tuple(_call(node, tool_names.get(node.node_id, ())) for node in nodes[:_MOST_CALLS])
+def outline(nodes: Sequence[Node], answers: Mapping[int, Mapping[str, object]]) -> tuple[Call, ...]:
+    """Return the first 4,096 calls, parents before children; `answers` are assistant's messages, by node."""
+    return tuple(_call(node, _tools(answers.get(node.node_id, {}))) for node in nodes[:_MOST_CALLS])
+
+
+def _tools(answer: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the names of the tools that an answer calls, the first 16."""
+    calls = as_list(answer.get("tool_calls"))[:_MOST_TOOLS]
+    return tuple(as_text(as_mapping(as_mapping(call).get("function")).get("name"))[:_MOST_NAME_CHARS] for call in calls)
 
 
 def _call(node: Node, tools: Sequence[str]) -> Call:

@@ -126,7 +126,7 @@ class HarnessPlayer:
 
         An attempt that takes `overhead_s` seconds longer than its task gives the agent and the tests is cancelled.
         `unserved_s` says for how many seconds no sampler served a session: an agent that ran out of time over it is not
-        scored. `watch` reads the conversation, in a thread, and returns the evidence for which the attempt is held.
+        scored. `watch` reads what was said, in a thread, and returns the evidence for which the attempt is held.
         `identity` goes into each record. `on_record` is called once per attempt, however it ended, on the event loop:
         it should only pass on. The ledger is told here that an attempt begins, and by whoever keeps the record that it
         ended.
@@ -273,7 +273,7 @@ class HarnessPlayer:
                 tools=session.tools,
                 drawn_by=session.drawn_by,
                 others=session.others,
-                tool_names=session.tool_names,
+                answers=session.answers,
                 truncated=session.truncated,
             )
         )

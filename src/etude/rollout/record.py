@@ -44,8 +44,8 @@ class RolloutRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The call behind each of its assistant's messages, as in `SessionRecord`; empty when that is not known."""
     others: tuple[ShownConversation, ...] = ()
     """Conversations beside it."""
-    tool_names: dict[int, tuple[str, ...]] = {}
-    """The tools that each call's answer calls, by node."""
+    answers: dict[int, dict[str, object]] = {}
+    """What each call's answer says, by node."""
     truncated: str = ""
     """The limit that ended the session."""
 
@@ -155,7 +155,7 @@ def _sidecar(record: RolloutRecord) -> Sidecar:
         timings=trajectory.timings,
         metrics=dict(trajectory.metrics),
         policy_versions=(min(versions), max(versions)) if versions else None,
-        calls=outline(trajectory.nodes, record.tool_names),
+        calls=outline(trajectory.nodes, record.answers),
     )
 
 
