@@ -218,7 +218,7 @@ class PoolSection(Section):
     neighbours in a row."""
     view_source: Literal["local", "derived"] = "local"
     """Where the view comes from: each sampler makes it from the published weights, or follows a chain of the view
-    itself, which `etude weights derive` publishes: a fraction of the bytes, and the very same bits."""
+    itself, which the run derives in a process of its own: a fraction of the bytes, and the very same bits."""
     replicas: PositiveInt = 1
     """Sampler processes."""
     max_batch: PositiveInt = 32

@@ -11,7 +11,7 @@ from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.rollout.harness import harness_directory
 from etude.runtime import corpus
 from etude.runtime.task_sets import training_problems
-from etude.tasks import pyfix_corpus
+from etude.tasks import mini_talk, pyfix_corpus
 from etude.tasks.pyfix import instruction
 
 CONFIG = RunConfig.model_validate(
@@ -36,7 +36,7 @@ def mini():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return corpus.family_tokenizer(corpus.corpus_problems(CONFIG), 512)
+    return corpus.family_tokenizer(corpus.corpus_problems(CONFIG), 512, pyfix_corpus)
 
 
 def test_demonstrations_begin_with_what_the_harness_sends(mini, tokenizer):
@@ -74,7 +74,7 @@ def called(message):
 def test_answers_read_back_as_the_tool_calls_that_were_demonstrated(tokenizer):
     renderer = ChatMLRenderer(tokenizer, corpus.RENDERER)
     problems = training_problems(CONFIG)
-    for _, messages in pyfix_corpus.demonstrations(problems, seed="x", good_share=0.5):
+    for messages in pyfix_corpus.demonstrations(problems, seed="x", good_share=0.5):
         for message in messages:
             if message["role"] == "assistant":
                 assert called(renderer.parse(renderer.answer(message))) == called(message)
@@ -82,7 +82,7 @@ def test_answers_read_back_as_the_tool_calls_that_were_demonstrated(tokenizer):
 
 def test_a_command_without_output_is_shown_as_the_harness_shows_it(mini):
     options = {"--timeout": 10, "--max-output": 1000}
-    assert mini.use_tool({"name": "shell", "arguments": '{"command": "true"}'}, options) == pyfix_corpus.DONE
+    assert mini.use_tool({"name": "shell", "arguments": '{"command": "true"}'}, options) == mini_talk.DONE
 
 
 def test_a_listing_is_shown_as_the_harness_shows_it(mini, tmp_path):
@@ -90,7 +90,7 @@ def test_a_listing_is_shown_as_the_harness_shows_it(mini, tmp_path):
     (tmp_path / "m.py").write_text("\n".join(problem.broken) + "\n")
     call = {"name": "shell", "arguments": f'{{"command": "cat -n {tmp_path}/m.py"}}'}
     shown = mini.use_tool(call, {"--timeout": 10, "--max-output": 4000})
-    [(_, messages)] = pyfix_corpus.demonstrations([problem], seed="x", good_share=1.0)
+    [messages] = pyfix_corpus.demonstrations([problem], seed="x", good_share=1.0)
     assert next(message["content"] for message in messages if message["role"] == "tool") == shown
 
 
@@ -103,7 +103,7 @@ def test_demonstrations_are_good_in_the_share_that_was_asked_for():
     problems = training_problems(RunConfig.model_validate({"tasks": {"family": "pyfix", "num_train": 300}}))
     for share in (0.0, 0.4, 1.0):
         made = pyfix_corpus.demonstrations(problems, seed="x", good_share=share)
-        good = sum(problem.repair in commands(messages) for problem, messages in made)
+        good = sum(problem.repair in commands(messages) for problem, messages in zip(problems, made, strict=True))
         assert good / 300 == pytest.approx(share, abs=0.08)
 
 

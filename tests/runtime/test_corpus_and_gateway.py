@@ -29,13 +29,13 @@ async def test_a_demonstration_has_the_ids_that_the_gateway_captures_from_the_ha
             "sft": {"demonstrations": 1, "epochs": 1, "good_share": 1.0},
         }
     )
-    tokenizer = family_tokenizer(list(islice(pyfix.problems("corpus"), 50)), 500)
+    tokenizer = family_tokenizer(list(islice(pyfix.problems("corpus"), 50)), 500, pyfix_corpus)
     renderer = ChatMLRenderer(tokenizer, RENDERER)
     [[demonstration]] = sft_rows(config, renderer)
     [problem] = training_problems(config)
     task = load_task(pyfix.write_task(problem, tmp_path))
     (tmp_path / f"{problem.module}.py").write_text("\n".join(problem.broken) + "\n")
-    [(_, messages)] = pyfix_corpus.demonstrations([problem], seed="0", good_share=1.0)
+    [messages] = pyfix_corpus.demonstrations([problem], seed="0", good_share=1.0)
     answers = [renderer.answer(message) for message in messages if message["role"] == "assistant"]
     gateway = Gateway(sampler=ScriptedSampler(answers, tokenizer=tokenizer), renderer=renderer, context_length=1000)
     await gateway.start()

@@ -1,9 +1,9 @@
 """Text of a generated task family as documents for the pretrain and sft stages."""
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 from random import Random
-from typing import cast
+from typing import Any, cast
 
 from tokenizers import Tokenizer
 
@@ -12,8 +12,9 @@ from etude.errors import ConfigError
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.renderers.family import FamilyRenderer
 from etude.policy.tokenizer import train_tokenizer
+from etude.runtime.families import Corpus, family_of
 from etude.runtime.task_sets import heldout_problems, training_problems
-from etude.tasks import pyfix, pyfix_corpus
+from etude.tasks.mini_talk import SYSTEM, Message
 from etude.training.supervised import Document, rows_of
 
 RENDERER = "chatml-compact"
@@ -21,35 +22,33 @@ _TOKENIZER_DOCUMENTS = 2000
 _SHORT_SHARE = 0.18
 """Share of pretraining on short sources alone: attention learns to copy there before it is asked to look further."""
 
-SYSTEM = "Do the task with the shell tool. Call submit when it is done."
 _TOOLS = [{"type": "function", "function": {"name": name}} for name in ("shell", "submit")]
 
 
-def corpus_problems(config: RunConfig) -> list[pyfix.Problem]:
-    """Return problems to pretrain on; none shares a module's text with a held-out one."""
-    if not config.tasks.family:
-        msg = "there is no text to pretrain on: set tasks.family = 'pyfix', or start from a model with policy.path"
-        raise ConfigError(msg)
-    exclude = pyfix.texts_of(heldout_problems(config))
-    return list(islice(pyfix.problems(f"corpus-{config.run.seed}", exclude=exclude), config.pretrain.documents))
+def corpus_problems(config: RunConfig) -> list[Any]:
+    """Return problems to pretrain on; none shares its text with a held-out one."""
+    tasks = family_of(config).tasks
+    exclude = tasks.texts_of(heldout_problems(config))
+    return list(islice(tasks.problems(f"corpus-{config.run.seed}", exclude=exclude), config.pretrain.documents))
 
 
-def family_tokenizer(problems: list[pyfix.Problem], vocab_size: int) -> Tokenizer:
+def family_tokenizer(problems: list[Any], vocab_size: int, corpus: Corpus[Any]) -> Tokenizer:
     """Return a tokenizer learned from sources and from conversations about them."""
     chosen = problems[:_TOKENIZER_DOCUMENTS]
-    conversations = pyfix_corpus.demonstrations(chosen, seed="tokenizer", good_share=1.0)
-    texts = [pyfix_corpus.source(problem) for problem in chosen]
-    texts += [text for _, messages in conversations for message in messages for text in _texts(message)]
+    conversations = corpus.demonstrations(chosen, seed="tokenizer", good_share=1.0, is_full=lambda _: True)
+    texts = [corpus.source(problem) for problem in chosen]
+    texts += [text for messages in conversations for message in messages for text in _texts(message)]
     texts += [SYSTEM, "tools: shell, submit", *["system\n", "user\n", "assistant\n", "tool\n"] * len(chosen)]
     return train_tokenizer(texts, vocab_size=vocab_size)
 
 
-def pretrain_rows(config: RunConfig, problems: list[pyfix.Problem], tokenizer: Tokenizer) -> list[list[Document]]:
+def pretrain_rows(config: RunConfig, problems: list[Any], tokenizer: Tokenizer) -> list[list[Document]]:
     """Return the batches of the pretraining stage: short sources first, then logs of the shell tool."""
+    corpus = family_of(config).corpus
     renderer = ChatMLRenderer(tokenizer, RENDERER)
     random = Random(f"pretrain-{config.run.seed}")
-    sources = [_plain(tokenizer, pyfix_corpus.source(problem)) for problem in problems]
-    logs = [_log(renderer, pyfix_corpus.shell_log(problem)) for problem in problems]
+    sources = [_plain(tokenizer, corpus.source(problem)) for problem in problems]
+    logs = [_log(renderer, corpus.shell_log(problem)) for problem in problems]
     budget = config.pretrain.tokens
     batch = config.pretrain.batch_tokens
     short = _rows(sources, budget=int(budget * _SHORT_SHARE), batch_tokens=batch // 2, random=random)
@@ -58,13 +57,17 @@ def pretrain_rows(config: RunConfig, problems: list[pyfix.Problem], tokenizer: T
 
 def sft_rows(config: RunConfig, renderer: FamilyRenderer) -> list[list[Document]]:
     """Return the batches of the sft stage: demonstrations on training tasks, only their answers learned."""
-    if not config.tasks.family:
-        msg = "there are no demonstrations: set tasks.family = 'pyfix', or leave sft out of stages"
-        raise ConfigError(msg)
     problems = training_problems(config)
     chosen = [problems[index % len(problems)] for index in range(config.sft.demonstrations)]
-    demonstrations = pyfix_corpus.demonstrations(chosen, seed=str(config.run.seed), good_share=config.sft.good_share)
-    documents = [_conversation(renderer, messages) for _, messages in demonstrations]
+    trigger = config.harness.compaction.trigger_tokens
+
+    def is_full(messages: list[Message]) -> bool:
+        return 0 < trigger <= len(_conversation(renderer, messages).token_ids)
+
+    demonstrations = family_of(config).corpus.demonstrations(
+        chosen, seed=str(config.run.seed), good_share=config.sft.good_share, is_full=is_full
+    )
+    documents = [_conversation(renderer, messages) for messages in demonstrations]
     random = Random(f"sft-{config.run.seed}")
     return [
         row
@@ -91,13 +94,15 @@ def _plain(tokenizer: Tokenizer, text: str) -> Document:
     return Document(ids, [True] * len(ids))
 
 
-def _log(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]) -> Document:
-    """Return messages as the gateway renders them, all of it learned."""
+def _log(renderer: FamilyRenderer, messages: list[Message]) -> Document:
+    """Return messages as the gateway renders them, all of it learned unless it is a conversation."""
+    if messages[0]["role"] == "user":
+        return _conversation(renderer, messages)
     ids = [token for part, _ in _turns(renderer, messages) for token in part]
     return Document(ids, [True] * len(ids))
 
 
-def _conversation(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]) -> Document:
+def _conversation(renderer: FamilyRenderer, messages: list[Message]) -> Document:
     """Return a conversation exactly as the gateway renders it, its answers marked as learned."""
     ids = renderer.render([{"role": "system", "content": SYSTEM}, messages[0]], _TOOLS)
     learned = [False] * len(ids)
@@ -107,20 +112,20 @@ def _conversation(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]
     return Document(ids, learned)
 
 
-def _turns(renderer: FamilyRenderer, messages: list[pyfix_corpus.Message]) -> Iterator[tuple[list[int], bool]]:
-    """Yield the tokens of each message, and whether they are an answer."""
-    for message in messages:
-        if message["role"] == "assistant":
-            yield renderer.answer(message), True
-        else:
-            tail = renderer.extend([message], finished=True)
-            if tail is None:
-                msg = "policy.renderer does not continue the demonstrations token by token; see etude gateway check"
-                raise ConfigError(msg)
-            yield tail, False
+def _turns(renderer: FamilyRenderer, messages: list[Message]) -> Iterator[tuple[list[int], bool]]:
+    """Yield the tokens of each answer, and of what is said between two of them, and whether they are an answer."""
+    for is_answer, run in groupby(messages, lambda message: message["role"] == "assistant"):
+        if is_answer:
+            yield from ((renderer.answer(message), True) for message in run)
+            continue
+        tail = renderer.extend(list(run), finished=True)
+        if tail is None:
+            msg = "policy.renderer does not continue the demonstrations token by token; see etude gateway check"
+            raise ConfigError(msg)
+        yield tail, False
 
 
-def _texts(message: pyfix_corpus.Message) -> list[str]:
+def _texts(message: Message) -> list[str]:
     calls = cast("list[dict[str, dict[str, str]]]", message.get("tool_calls", []))
     bodies = [
         f'{{"name": "{call["function"]["name"]}", "arguments": {call["function"]["arguments"]}}}' for call in calls

@@ -15,6 +15,7 @@ from etude.policy.files import load_policy, save_policy
 from etude.policy.initial import initial_policy, shape_from
 from etude.runtime.corpus import RENDERER, corpus_problems, family_tokenizer, pretrain_rows, sft_rows
 from etude.runtime.directory import RunDirectory
+from etude.runtime.families import family_of
 from etude.telemetry.console import Console
 from etude.training.supervised import Document, SupervisedStep, train_supervised
 
@@ -34,7 +35,7 @@ async def pretrain(run: RunDirectory, config: RunConfig, sink: MetricSink, conso
         )
         raise ConfigError(msg)
     problems = corpus_problems(config)
-    tokenizer = family_tokenizer(problems, config.policy.shape.vocab)
+    tokenizer = family_tokenizer(problems, config.policy.shape.vocab, family_of(config).corpus)
     end = tokenizer.token_to_id(TURN_END)
     assert end is not None
     shape = shape_from(config.policy.shape, vocab_size=tokenizer.get_vocab_size(), eos_token_ids=(end,))

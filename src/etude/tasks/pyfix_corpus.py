@@ -1,15 +1,10 @@
 """Text of the pyfix family to learn from: sources and shell logs to pretrain on, demonstrations to imitate."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 
+from etude.tasks.mini_talk import DONE, Message, called, commands, user
 from etude.tasks.pyfix import Problem, instruction, numbered
-
-Message = dict[str, object]
-
-DONE = "(no output)"
-"""What the mini harness shows for a command that prints nothing."""
 
 
 def source(problem: Problem) -> str:
@@ -20,10 +15,12 @@ def source(problem: Problem) -> str:
 def shell_log(problem: Problem) -> list[Message]:
     """Return what a shell tool recorded while somebody read the faulty module and repaired it: no task, no end."""
     read, repair = (f"cat -n {problem.module}.py", numbered(problem.broken)), (problem.repair, DONE)
-    return list(_calls([read, repair]))[:-2]
+    return list(commands([read, repair]))[:-1]
 
 
-def demonstrations(chosen: list[Problem], *, seed: str, good_share: float) -> Iterator[tuple[Problem, list[Message]]]:
+def demonstrations(
+    chosen: list[Problem], *, seed: str, good_share: float, is_full: Callable[[list[Message]], bool] = lambda _: False
+) -> Iterator[list[Message]]:
     """Yield a conversation per problem, without its system message: `good_share` of them repair the module.
 
     The others make the mistakes of people in a hurry, one third each: they submit what they read, they show the repair
@@ -31,12 +28,12 @@ def demonstrations(chosen: list[Problem], *, seed: str, good_share: float) -> It
     """
     random = Random(f"demonstrations-{seed}")
     for problem in chosen:
-        commands = [(f"cat -n {problem.module}.py", numbered(problem.broken))]
+        ran = [(f"cat -n {problem.module}.py", numbered(problem.broken))]
         if random.random() < good_share:
-            commands.append((problem.repair, DONE))
+            ran.append((problem.repair, DONE))
         else:
-            commands += _mistake(problem, random)
-        yield problem, [{"role": "user", "content": instruction(problem)}, *_calls(commands)]
+            ran += _mistake(problem, random)
+        yield [user(instruction(problem)), *commands(ran), called(("submit", {}), number=len(ran))]
 
 
 def _mistake(problem: Problem, random: Random) -> list[tuple[str, str]]:
@@ -47,19 +44,3 @@ def _mistake(problem: Problem, random: Random) -> list[tuple[str, str]]:
     if kind == "not_written":
         return [(problem.repair.replace("sed -i ", "sed ", 1), source(problem))]
     return [(f"sed -i '{problem.line + 1}d' {problem.module}.py", DONE)]
-
-
-def _calls(commands: list[tuple[str, str]]) -> Iterator[Message]:
-    for number, (command, output) in enumerate(commands):
-        yield _call("shell", {"command": command}, number)
-        yield {"role": "tool", "tool_call_id": f"call_{number}", "content": output}
-    yield _call("submit", {}, len(commands))
-
-
-def _call(name: str, arguments: dict[str, str], number: int) -> Message:
-    function = {"name": name, "arguments": json.dumps(arguments)}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}],
-    }

@@ -1,0 +1,89 @@
+# pyright: basic
+"""Trails of notes that are too long for a context."""
+
+import subprocess
+from itertools import islice
+
+import pytest
+
+from etude.tasks import longread
+from etude.tasks.harbor import load_task
+from etude.tasks.lint import lint
+from etude.tasks.longread_words import ADJECTIVES, NAMES, NOUNS, VERBS
+
+
+def take(count, seed="x", exclude=frozenset()):
+    return list(islice(longread.problems(seed, exclude=exclude), count))
+
+
+def follow(problem):
+    """Read the notes as an agent would; return the names in order and the sum."""
+    name, names, total = longread.START, [], 0
+    while name != longread.END:
+        names.append(name)
+        text = problem.notes[name]
+        total += int(text.partition("The number is ")[2].partition(".")[0])
+        name = text.partition("The next note is ")[2].partition(".")[0]
+    return tuple(names), total
+
+
+def test_the_answer_is_found_by_reading_every_note_and_only_so():
+    for problem in take(20):
+        names, total = follow(problem)
+        assert names == problem.names
+        assert len(set(names)) == len(problem.notes) == longread.NUM_NOTES
+        assert problem.answer == total % 10
+        assert all(number % 10 for number in problem.numbers), "a note that adds nothing could be left out"
+
+
+def test_answers_are_spread_so_that_guessing_does_not_pay():
+    answers = [problem.answer for problem in take(500)]
+    assert max(answers.count(digit) for digit in range(10)) < 100
+
+
+def test_idle_talk_names_no_note():
+    assert not {*NAMES, longread.START, longread.END} & {*ADJECTIVES, *NOUNS, *VERBS}
+
+
+def test_a_seed_gives_the_same_problems_and_splits_share_no_trail():
+    assert take(5) == take(5)
+    heldout = longread.texts_of(take(50, "heldout"))
+    assert not heldout & longread.texts_of(take(200, exclude=heldout))
+
+
+def test_a_task_is_a_clean_harbor_task(tmp_path):
+    [problem] = take(1)
+    path = longread.write_task(problem, tmp_path)
+    assert load_task(path).instruction == longread.instruction(problem)
+    assert lint(path) == []
+
+
+@pytest.mark.parametrize("kind", ["right", "wrong", "none", "link", "huge"])
+def test_the_tests_pass_the_right_answer_alone(tmp_path, kind):
+    [problem] = take(1)
+    task = longread.write_task(problem, tmp_path / "tasks")
+    app, logs = tmp_path / "app", tmp_path / "logs"
+    app.mkdir()
+    logs.mkdir()
+    answer = app / "answer.txt"
+    match kind:
+        case "right":
+            answer.write_text(f"{problem.answer}\n")
+        case "wrong":
+            answer.write_text(f"{(problem.answer + 1) % 10}\n")
+        case "link":
+            answer.symlink_to(task / "tests" / "expected.txt")
+        case "huge":
+            answer.write_text(f"{problem.answer}\n" * 10_000)
+    script = (task / "tests" / "test.sh").read_text()
+    for inside, outside in (("/app/", f"{app}/"), ("/tests/", f"{task}/tests/"), ("/logs/verifier/", f"{logs}/")):
+        script = script.replace(inside, outside)
+    subprocess.run(["sh", "-c", script], check=True)
+    assert (logs / "reward.txt").read_text() == ("1\n" if kind == "right" else "0\n")
+
+
+def test_the_solution_writes_the_answer(tmp_path):
+    [problem] = take(1)
+    task = longread.write_task(problem, tmp_path / "tasks")
+    subprocess.run(["sh", str(task / "solution" / "solve.sh")], cwd=tmp_path, check=True)
+    assert (tmp_path / "answer.txt").read_text() == (task / "tests" / "expected.txt").read_text()
