@@ -20,10 +20,10 @@ _VIEWS = ("bf16", "fp8", "fp8_block", "int8", "int4")
 @click.option("--once", is_flag=True, help="Derive the newest version and end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per version.")
 def derive(*, url: str, view: "View", once: bool, as_json: bool) -> None:
-    """Publish what samplers of one precision hold of each version of a run, for pools with view_source = "derived".
+    """Publish what an engine of one precision holds of each version of a run, for `etude weights follow --view`.
 
-    Runs beside the trainer or anywhere else, until it is ended. Each version is derived whole, so it needs memory for
-    the weights and their view.
+    Runs beside the trainer or anywhere else, until it is ended; of two for one view the first one ends. A run derives
+    what its own pools follow. Needs memory for the weights and their view.
     """
     with suppress(KeyboardInterrupt):
         asyncio.run(_derive(url, view, once=once, as_json=as_json))

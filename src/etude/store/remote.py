@@ -26,9 +26,10 @@ from etude.store.keys import check_key, check_prefix, is_key
 
 MAX_OBJECT_BYTES = 16 << 30
 """Nothing that etude writes is larger; a larger object is refused before it is read."""
-_MULTIPART_BYTES = 32 << 20
+_MULTIPART_BYTES = 16 << 20
 """Size above which an object is sent in parts, of which several are under way: it is there once all of them are."""
-_PART_BYTES = 16 << 20
+_PART_BYTES = 8 << 20
+"""A request that takes longer than 30 s (`AWS_TIMEOUT`) is made again: parts have to fit in on slow lines too."""
 _PARTS_AT_ONCE = 4
 
 
