@@ -13,6 +13,7 @@ import resource
 import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -211,8 +212,10 @@ class Part:
     async def result(self) -> dict[str, Any]:
         """Let it finish, and return what it says."""
         assert self._process.stdin is not None
-        self._process.stdin.write(b"\n")
-        await self._process.stdin.drain()
+        # One that ends by itself may have ended.
+        with suppress(ConnectionError):
+            self._process.stdin.write(b"\n")
+            await self._process.stdin.drain()
         return await self._line()
 
     def cpu_s(self) -> float:

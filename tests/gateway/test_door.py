@@ -206,7 +206,7 @@ async def test_a_client_that_does_not_read_is_cut():
         await until(lambda: not len(door.visitors))
 
 
-async def test_half_closed_and_cut_connections_leave_nothing_behind():
+async def test_half_closed_and_cut_connections_leave_nothing_behind_and_no_word_in_the_log(caplog):
     async with opened() as door:
         for data in (b"", GOOD, GOOD + b"Content-Length: 9\r\n\r\nabc"):
             half = await connect(door)
@@ -217,3 +217,4 @@ async def test_half_closed_and_cut_connections_leave_nothing_behind():
             await gone.send(data)
             gone.writer.transport.abort()
         await until(lambda: not len(door.visitors))
+    assert not caplog.records

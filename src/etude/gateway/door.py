@@ -97,7 +97,11 @@ class Door:
             self.visitors.vouch(request.protocol, owner)
             return await self._read(request)
 
-        reply = await self._handler(_head_of(request), read)
+        try:
+            reply = await self._handler(_head_of(request), read)
+        except ConnectionError:
+            # It went away in the middle of its body: nobody is there to be answered.
+            return web.Response()
         response = _response(reply)
         if reply.status >= refusals.FIRST_ERROR and self.visitors.is_stranger(request.protocol):
             response.force_close()
