@@ -5,6 +5,7 @@ work is done or its standard input ends.
 """
 
 import asyncio
+import gc
 import json
 import math
 import os
@@ -108,6 +109,8 @@ async def gateway(*, sampler: str, sessions: int) -> None:
         await service.start()
         names = [f"session {number}" for number in range(sessions)]
         keys = [await service.open(spec(name)) for name in names]
+        # As `etude gateway serve` does.
+        gc.freeze()
         say(url=f"http://127.0.0.1:{service.port}", keys=keys)
         await until_told()
         used, kib = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -95,14 +95,14 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Free-form facts about where the task comes from, such as its kind of fault."""
 
 
-class VersionRun(msgspec.Struct, frozen=True, array_like=True):
+class VersionRun(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`count` tokens in a row drawn under policy version `version`."""
 
     version: int
     count: int
 
 
-class Support(msgspec.Struct, frozen=True, kw_only=True):
+class Support(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The token ids that could have been drawn at each position, as compressed rows.
 
     Row t has `counts[t]` ids, sorted ascending, with their log-probabilities under the distribution the token was
@@ -117,7 +117,7 @@ class Support(msgspec.Struct, frozen=True, kw_only=True):
     """f32[sum(counts)], natural logarithm."""
 
 
-class Experts(msgspec.Struct, frozen=True, kw_only=True):
+class Experts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Experts that the sampler's routers chose, per input position, MoE layer and rank of choice."""
 
     start: int
@@ -134,7 +134,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.expert_ids) // (2 * self.num_layers * self.top_k)
 
 
-class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The distribution to draw from. Penalties do not exist here: they would change it without changing the support."""
 
     temperature: float = 1.0
@@ -148,7 +148,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """With equal weights and prompt, the same seed draws the same tokens whatever else is in the batch."""
 
 
-class SampleRequest(msgspec.Struct, frozen=True, kw_only=True):
+class SampleRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One completion to draw: what a sampler's `POST /sample` takes, as msgpack."""
 
     request_id: str
@@ -198,7 +198,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     version: int
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a sampler drew, with everything the trainer needs to know about how it was drawn."""
 
     token_ids: tuple[int, ...]
@@ -218,7 +218,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens whose keys and values were kept from an earlier request of the session."""
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One model call of a session; stores only what the call added to its parent."""
 
     node_id: int

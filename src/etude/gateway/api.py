@@ -105,7 +105,7 @@ class ModelApi:
         return Reply(parts=parts, content_type=_EVENTS, headers=headers, on_sent=delivery.done)
 
     async def _parts(
-        self, dialect: Dialect, asked: HarnessRequest, task: "asyncio.Task[Answer]"
+        self, dialect: Dialect, asked: HarnessRequest, task: "asyncio.Future[Answer]"
     ) -> AsyncIterator[bytes]:
         """Yield signs of life, and then the whole answer or why there is none."""
         while not task.done():
@@ -119,7 +119,7 @@ class ModelApi:
             yield b"".join(dialect.events(answer, asked))
 
 
-async def _finished(task: "asyncio.Task[Answer]") -> Answer:
+async def _finished(task: "asyncio.Future[Answer]") -> Answer:
     """Return a call's answer; the call goes on if the client goes away, so that its retry finds it."""
     await asyncio.wait([task])
     if task.cancelled():

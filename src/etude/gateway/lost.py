@@ -39,7 +39,7 @@ class Delivery:
 @dataclass(frozen=True, slots=True)
 class _Sent(Generic[_Answer]):
     conversation: Conversation
-    task: "asyncio.Task[_Answer]"
+    task: "asyncio.Future[_Answer]"
     delivery: Delivery
 
 
@@ -51,7 +51,7 @@ class LostAnswers(Generic[_Answer]):
         """Answers that were lost and asked for again."""
         self._sent: deque[_Sent[_Answer]] = deque(maxlen=_MOST_CALLS)
 
-    def find(self, conversation: Conversation) -> "asyncio.Task[_Answer] | None":
+    def find(self, conversation: Conversation) -> "asyncio.Future[_Answer] | None":
         """Return the task of a call that asked the same and lost its client, unless it failed."""
         for sent in self._sent:
             failed = sent.task.done() and (sent.task.cancelled() or sent.task.exception() is not None)
@@ -60,7 +60,7 @@ class LostAnswers(Generic[_Answer]):
                 return sent.task
         return None
 
-    def track(self, conversation: Conversation, task: "asyncio.Task[_Answer]", delivery: Delivery) -> None:
+    def track(self, conversation: Conversation, task: "asyncio.Future[_Answer]", delivery: Delivery) -> None:
         """Note for whom the answer of a call is now."""
         # Who has its answer will not ask again; a conversation that was kept for nothing is as large as the session.
         others = [sent for sent in self._sent if sent.task is not task and not sent.delivery.is_done]

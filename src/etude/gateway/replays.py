@@ -18,7 +18,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True, eq=False)
 class _Entry(Generic[_Answer]):
-    task: "asyncio.Task[_Answer]"
+    future: "asyncio.Future[_Answer]"
     body_key: str
     names: tuple[str, ...]
     answered_at: float = 0.0
@@ -54,8 +54,8 @@ class Replays(Generic[_Answer]):
         self._answered: OrderedDict[_Entry[_Answer], None] = OrderedDict()
         self._bytes = 0
 
-    def find(self, *, body_key: str, idempotency_key: str, is_retry: bool) -> "asyncio.Task[_Answer] | None":
-        """Return the task of the call that this one repeats.
+    def find(self, *, body_key: str, idempotency_key: str, is_retry: bool) -> "asyncio.Future[_Answer] | None":
+        """Return what will be, or is, the answer of the call that this one repeats.
 
         A body that is repeated without a key or a mark is a call of its own: a harness may mean to ask twice.
 
@@ -71,22 +71,25 @@ class Replays(Generic[_Answer]):
         if not is_retry and not idempotency_key:
             return None
         self.count += 1
-        return entry.task
+        return entry.future
 
     def add(self, task: "asyncio.Task[_Answer]", *, body_key: str, idempotency_key: str) -> None:
         """Let later calls find this one."""
         names = tuple({_name(body_key, idempotency_key), body_key})
         entry = _Entry(task, body_key, names)
         self._by_name |= dict.fromkeys(names, entry)
-        task.add_done_callback(lambda _: self._settle(entry))
+        task.add_done_callback(lambda task: self._settle(entry, task))
 
-    def _settle(self, entry: _Entry[_Answer]) -> None:
+    def _settle(self, entry: _Entry[_Answer], task: "asyncio.Task[_Answer]") -> None:
         # Asked for even if nobody waits any more, so that the loop does not complain that nobody did.
-        if entry.task.cancelled() or entry.task.exception() is not None:
+        if task.cancelled() or task.exception() is not None:
             self._forget(entry)
             return
+        # A task would keep its coroutine and its context along with the answer.
+        entry.future = task.get_loop().create_future()
+        entry.future.set_result(task.result())
         entry.answered_at = self._now()
-        entry.num_bytes = self._num_bytes(entry.task.result())
+        entry.num_bytes = self._num_bytes(task.result())
         self._bytes += entry.num_bytes
         self._answered[entry] = None
         self._forget_old()

@@ -32,7 +32,7 @@ MOST_BYTES = 64
 for megabytes, and no other session would be served meanwhile."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a call gives back, for a dialect to put into its own words."""
 
     call_id: str
@@ -113,7 +113,7 @@ class Session:
         self._parse_errors = 0
         self._model_s = 0.0
 
-    def submit(self, call: ModelCall) -> "asyncio.Task[Answer]":
+    def submit(self, call: ModelCall) -> "asyncio.Future[Answer]":
         """Return the task that answers a call: a new one, or for a retry the one that it repeats.
 
         A retry is marked as one, or asks what a client asked that hung up without its answer.

@@ -41,7 +41,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that had been answered by then."""
 
 
-class _Facts(msgspec.Struct, frozen=True, kw_only=True):
+class _Facts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the tree knows of a node beyond its tokens."""
 
     length: int
