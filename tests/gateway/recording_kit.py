@@ -1,13 +1,17 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false
 """Sessions of real harnesses, asked again request by request: see tests/harnesses/recorder.py."""
 
 import gzip
 import json
+from hashlib import sha256
 from pathlib import Path
 
 from etude.errors import SamplerError
+from etude.gateway.doubles import byte_tokenizer
+from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.types import SamplingParams
 
+PLAIN = byte_tokenizer()
 RECORDINGS = Path(__file__).parent / "recordings"
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in RECORDINGS.iterdir())
 
@@ -15,6 +19,18 @@ NAMES = sorted(path.name.removesuffix(".json.gz") for path in RECORDINGS.iterdir
 def load(name):
     """Return a recording: `requests` with path, body and status, and the texts `drawn`, None for a failure."""
     return json.loads(gzip.decompress((RECORDINGS / f"{name}.json.gz").read_bytes()))
+
+
+def retold(recording, renderer):
+    """Return a recording of the same session with a policy of another family, which may name its calls itself."""
+    drawn, bodies = [], json.dumps(recording["requests"])
+    for number, text in enumerate(recording["drawn"]):
+        message = dict(ChatMLRenderer(PLAIN).parse(PLAIN.encode(text, add_special_tokens=False).ids))
+        drawn.append(renderer.answer(message))
+        told = sha256(f"s/{number}".encode()).hexdigest()[:24]
+        for place, call in enumerate(renderer.parse(drawn[-1]).get("tool_calls", ())):
+            bodies = bodies.replace(f"call_{told}_{place}", call.get("id", f"call_{told}_{place}"))
+    return recording | {"drawn": drawn, "requests": json.loads(bodies)}
 
 
 async def replay(recording, serve, **options):

@@ -2,7 +2,10 @@
 """What Claude Code and Codex really ask, without them."""
 
 import pytest
-from recording_kit import NAMES, load, replay
+from recording_kit import NAMES, load, replay, retold
+from renderer_kit import OPENING, RENDERERS
+
+from etude.types import Edge
 
 BRANCHES = {
     "claude-code-busy": ([None, 0, 1, 2, 2], {4: ("retry", 3)}),
@@ -38,3 +41,14 @@ async def test_a_recorded_session_has_a_branch_for_each_agent_and_each_summary_a
     assert [node.parent for node in record.nodes] == parents
     assert [(node.edge.value, node.link) for node in record.nodes] == expected
     assert record.failure is None
+
+
+@pytest.mark.parametrize("family", RENDERERS)
+async def test_agents_and_sub_agents_are_played_by_every_family(serve, family):
+    name, renderer = "claude-code-delegates", RENDERERS[family]
+    record = await replay(retold(load(name), renderer), serve, renderer=renderer)
+    assert (len(record.nodes), record.failure) == (len(BRANCHES[name][0]), None)
+    # A late word of the system moves to DeepSeek's beginning; a reasoning that was begun and not written goes.
+    if not family.startswith("deepseek") and family not in OPENING:
+        assert [node.parent for node in record.nodes] == BRANCHES[name][0]
+        assert Edge.UNEXTENDABLE not in [node.edge for node in record.nodes]

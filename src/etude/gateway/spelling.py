@@ -37,7 +37,7 @@ class OwnCalls:
         if not calls:
             return message
         own: list[dict[str, object]] = [{**call, "function": self._own(call)} for call in calls]
-        return message | {"tool_calls": own}
+        return message if own == calls else message | {"tool_calls": own}
 
     def _own(self, call: Mapping[str, object]) -> Mapping[str, str]:
         told = _function(call)
