@@ -120,6 +120,18 @@ async def test_a_short_summary_is_known_as_a_line_of_its_own(wrapped):
     assert (await told(harness))[2] == ("compaction", "summary_in_prompt", 1)
 
 
+async def test_a_summary_may_be_in_a_system_prompt_and_an_answer_told_to_another_agent_is_none():
+    harness = Harness()
+    await harness.start()
+    await say(harness, harness.main, "Write down what you need to go on, nothing else.", answer=LONG)
+    await say(harness, Talk(f"You repair code. So far: {LONG}"), "Go on.")
+    await say(harness, Talk("You review."), f"Is this right? {LONG}")
+    assert (await told(harness))[2:] == [
+        ("compaction", "summary_in_prompt", 1),
+        ("root", "own_system_prompt", None),
+    ]
+
+
 async def test_the_part_of_an_answer_that_is_marked_as_its_summary_is_enough():
     harness = Harness()
     await harness.start()

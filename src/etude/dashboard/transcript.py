@@ -34,6 +34,7 @@ def rollout_html(rollout: Rollout) -> Html:
             element("small", rollout.name),
         ),
         _failure_html(sidecar),
+        _calls_html(sidecar),
         *map(_turn_html, steps),
         class_="rollout card",
     )
@@ -73,6 +74,13 @@ def _failure(sidecar: Sidecar) -> str:
 
 def _failure_html(sidecar: Sidecar) -> Html | None:
     return None if sidecar.failure is None else element("p", _failure(sidecar), class_="bad")
+
+
+def _calls_html(sidecar: Sidecar) -> Html | None:
+    """Return the tree of the calls, where there is more to it than one conversation."""
+    if all(call.edge in ("root", "continuation") for call in sidecar.calls):
+        return None
+    return element("details", element("summary", "calls", class_="soft"), _pre(session_tree_text(sidecar.calls)))
 
 
 def _turn_html(step: Step) -> Html:

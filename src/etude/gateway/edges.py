@@ -113,8 +113,7 @@ class Relations:
         for parent in _CALL_ID.findall(opening.hints.parent):
             if parent in self._ids:
                 return Told(edge=Edge.SUBAGENT_CALL, reason="header", link=self._ids[parent])
-        quoting = [Quoting(text_of(message)) for message in _few(opening.messages)]
-        summary = self.summary(quoting, opening)
+        summary = self.summary(opening)
         rule = declared(self._rules, opening.messages)
         if rule is not None:
             return self._by_rule(rule, opening, summary)
@@ -128,8 +127,15 @@ class Relations:
             return Told(edge=Edge.SUBAGENT_CALL, reason=TOOL_CALL_OPEN, link=waiting)
         return opening.kin
 
-    def summary(self, quoting: Sequence[Quoting], opening: Opening, *, since: int = 0) -> int | None:
-        """Return the newest call, answered after so many others, whose answer a shorter conversation quotes."""
+    def summary(self, opening: Opening, *, since: int = 0) -> int | None:
+        """Return the newest call, answered after so many others, whose answer a shorter conversation quotes.
+
+        One with prompts of its own is that of another agent, who may well be told an answer: there a summary is looked
+        for in the system prompt only.
+        """
+        is_own = opening.kin.edge is Edge.ROOT
+        said = [message for message in _few(opening.messages) if not is_own or message["role"] == "system"]
+        quoting = [Quoting(text_of(message)) for message in said]
         for age, node_id in enumerate(range(len(self._known) - 1, max(since, len(self._known) - _MOST_CALLS) - 1, -1)):
             known = self._known[node_id]
             texts = [text for text in quotable(known.text) if age < _NEWEST or len(text) >= LEAST_CHARS]
@@ -137,10 +143,6 @@ class Relations:
             if is_shorter and any(one.quotes(text) for one in quoting for text in texts):
                 return node_id
         return None
-
-    def repeated_summary(self, opening: Opening, *, since: int) -> int | None:
-        """Return the call whose answer a prompt quotes that was asked before, if it was drawn after that."""
-        return self.summary([Quoting(text_of(message)) for message in _few(opening.messages)], opening, since=since)
 
     def returned(self, parent: int, tail: Sequence[Mapping[str, object]]) -> Return | None:
         """Return the sub-agents whose answers are in the messages that a call adds to its parent, if any is."""

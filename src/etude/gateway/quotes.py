@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import cached_property
 
 _TAGS = re.compile(r"</?summary>", re.IGNORECASE)
 _TAGGED = re.compile(r"<summary>(.*?)</summary>", re.IGNORECASE | re.DOTALL)
@@ -15,9 +16,15 @@ class Quoting:
     """A text that may quote others; its first 262,144 characters are looked at."""
 
     def __init__(self, text: str) -> None:
-        text = text[:_MOST_CHARS]
-        self._blank_free = blank_free(text)
-        self._lines = _lines(text)
+        self._text = text[:_MOST_CHARS]
+
+    @cached_property
+    def _blank_free(self) -> str:
+        return blank_free(self._text)
+
+    @cached_property
+    def _lines(self) -> str:
+        return _lines(self._text)
 
     def quotes(self, text: str) -> bool:
         """Return whether all of a text is in here: anywhere if it is long, else as lines of its own."""

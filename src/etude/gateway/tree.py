@@ -281,7 +281,7 @@ class SessionTree:
         if first.edge is not Edge.COMPACTION:
             return told
         newest = self._compacted.get(first.node_id, first.node_id)
-        summary = self._relations.repeated_summary(opening, since=newest)
+        summary = self._relations.summary(opening, since=newest)
         if summary is None:
             return _retry(newest)
         # Two summaries with the same words: the harness did not ask again, it went on.
