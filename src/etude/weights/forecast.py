@@ -6,6 +6,7 @@ is carried over the edge: with the probability min(1, lr * |u| / ulp). The ulp i
 weight's exponent, so a count of exponents says how many weights change, and how far.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -161,11 +162,12 @@ def _changes(binades: _Binades, step: float) -> tuple[float, Floats]:
     return (float(binades.counts @ shares / total) if total else 0.0), shares
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _distances(ratio: float) -> Floats:
     """Return the probabilities that a weight moves by 0, 1, 2, ... ulps when it moves by `ratio` ulps in the mean.
 
     The movement is Gaussian, and the rest of the weight is anywhere in its rounding cell. What is missing to 1 is
-    further away than the last.
+    further away than the last. The tensors of a model share their ratios, so results are kept.
     """
     if ratio > _FAR:
         return np.zeros(_DISTANCES.size - 2)
@@ -176,6 +178,7 @@ def _distances(ratio: float) -> Floats:
     twofold = _DISTANCES * below + deviation * np.exp(-(scaled**2) / 2) / math.sqrt(2 * math.pi)
     shares = np.maximum(twofold[2:] - 2 * twofold[1:-1] + twofold[:-2], 0.0)
     shares[1:] *= 2
+    shares.setflags(write=False)
     return shares
 
 
