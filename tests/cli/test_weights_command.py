@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 import asyncio
 import json
 import signal
@@ -139,6 +139,12 @@ def test_following_once_brings_the_directory_to_the_head(run, capsys, tmp_path):
     assert [row["version"] for row in lines(capsys)] == [9]
     assert main(["weights", "follow", run, "--to", model, "--once", "--cache", str(tmp_path / "cache")]) == 0
     assert "is version 9 (step 18, lineage one" in capsys.readouterr().out
+
+
+def test_a_store_that_fails_a_tenth_of_the_calls_is_followed_all_the_same(run, capsys, tmp_path):
+    url = f"faulty+file://{run}?fail=0.1"
+    assert main(["weights", "follow", url, "--to", str(tmp_path / "model"), "--once", "--json"]) == 0
+    assert [row["version"] for row in lines(capsys)] == [9]
 
 
 def test_following_a_run_that_has_published_nothing_once_says_so(tmp_path, capsys):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from etude.errors import IntegrityError
 from etude.types import Route
-from etude.weights.planner import MAX_ROUTES, bytes_of, cheapest
+from etude.weights.planner import MAX_PATH, MAX_ROUTES, bytes_of, cheapest
 
 
 def route(base, version, num_bytes=10) -> Route:
@@ -92,5 +92,7 @@ def test_a_million_routes_are_refused_at_once_and_the_most_allowed_are_planned_i
     with pytest.raises(IntegrityError, match="1000000 routes"):
         cheapest([route(0, 1)] * 1_000_000, version=1, held=0)
     routes = [route(n, n + 1) for n in range(MAX_ROUTES - 1)] + [route(None, 0)]
-    assert len(cheapest(routes, version=MAX_ROUTES - 1)) == MAX_ROUTES
+    with pytest.raises(IntegrityError, match="at most 1024"):
+        cheapest(routes, version=MAX_ROUTES - 1)
+    assert len(cheapest(routes, version=MAX_PATH - 1)) == MAX_PATH
     assert time.process_time() - started < 10

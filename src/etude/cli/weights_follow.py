@@ -115,7 +115,12 @@ async def _follow(store: "Bucket", keys: "ChainKeys", options: "ReplicaOptions",
     from etude.weights.replica import follow_into
 
     _end_on_sigterm()
-    async with aclosing(follow_into(store, keys, options, clock=SystemClock(), once=once)) as states:
+
+    def report(error: Exception) -> None:
+        click.echo(f"cannot follow, keeping what is there: {error}", err=True)
+
+    following = follow_into(store, keys, options, clock=SystemClock(), once=once, report=report)
+    async with aclosing(following) as states:
         async for state in states:
             click.echo(msgspec.json.encode(state) if as_json else f"{options.folder} is {_text(state)}")
             sys.stdout.flush()

@@ -1,7 +1,5 @@
 """A Hugging Face directory kept at the newest version of a chain."""
 
-from collections.abc import AsyncGenerator
-
 from etude.types import Manifest
 from etude.weights.directory import DirectoryState, WeightsDirectory
 from etude.weights.downloads import Objects
@@ -41,14 +39,6 @@ class DirectoryFollower:
         """Write to a directory that was opened, and that nobody else writes to."""
         self._directory = directory
         self._paths = paths
-
-    async def states(self) -> AsyncGenerator[DirectoryState]:
-        """Yield what the directory is whenever it has come to the head's version, forever. Errors as in `poll`."""
-        while True:
-            state = await self.poll()
-            if state is not None:
-                yield state
-            await self._paths.pause()
 
     async def poll(self) -> DirectoryState | None:
         """Bring the directory to the head's version; None when it is there or nothing is published.

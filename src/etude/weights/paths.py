@@ -20,6 +20,7 @@ from etude.weights.routes import MAX_PAGE_BYTES, parse_page
 MAX_VERSION_BYTES = 64 << 30
 """Of all decoded tensors of one version."""
 _MANIFESTS_AT_ONCE = 8
+_MAX_PAGES = 8192
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +130,7 @@ async def read_pages(
         page = parse_page(data, lineage=name.lineage, digest=name.page, keys=keys)
         pages.append((name, page))
         count += len(page.routes)
-        if enough(page) or count > MAX_ROUTES:
+        if enough(page) or count > MAX_ROUTES or len(pages) > _MAX_PAGES:
             break
         name = page.older
     return pages

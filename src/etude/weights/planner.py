@@ -7,6 +7,8 @@ from etude.types import Route
 
 MAX_ROUTES = 1 << 17
 """Of one lineage: a run of 100,000 versions that deletes nothing. What claims more is refused unread."""
+MAX_PATH = 1024
+"""Routes one after the other: more than differences that skip ever leave, and what a reader has in memory at once."""
 REQUEST_BYTES = 1 << 16
 """What one more request costs, in bytes that could be read meanwhile: 5 ms at 100 Mbit/s."""
 _MAX_BYTES = 1 << 50
@@ -43,6 +45,9 @@ def cheapest(
     if not path:
         start = "nothing" if held is None else f"version {held}"
         msg = f"no route leads from {start} to version {version}; read the head again, or load the newest version"
+        raise IntegrityError(msg)
+    if len(path) > MAX_PATH:
+        msg = f"a path of {len(path)} routes to version {version} is refused: at most {MAX_PATH}; publish an anchor"
         raise IntegrityError(msg)
     return path[::-1]
 

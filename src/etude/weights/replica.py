@@ -1,13 +1,12 @@
 """Model directories for engines of any kind: kept current, or written once."""
 
 import shutil
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import msgspec
 
-from etude.errors import IntegrityError
+from etude.errors import IntegrityError, StoreError
 from etude.interfaces import Clock, ErasableStore
 from etude.weights.chain import ChainKeys
 from etude.weights.directory import DirectoryState, WeightsDirectory
@@ -33,11 +32,20 @@ class ReplicaOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def follow_into(
-    store: ErasableStore, keys: ChainKeys, options: ReplicaOptions, *, clock: Clock, once: bool
+    store: ErasableStore,
+    keys: ChainKeys,
+    options: ReplicaOptions,
+    *,
+    clock: Clock,
+    once: bool,
+    report: Callable[[StoreError], None],
 ) -> AsyncGenerator[DirectoryState]:
     """Yield what the directory is, first and whenever it is another version; forever, or `once` it is at the head's.
 
-    Errors as `DirectoryFollower.poll`; `HostError` when another process writes to the directory.
+    Raises:
+        StoreError: The chain cannot be read and `once` was asked for; else it is reported, and tried again.
+        HostError: Another process writes to the directory, or an address is taken.
+        OSError: The disk is full, or refuses.
     """
     directory = WeightsDirectory(options.folder)
     try:
@@ -62,9 +70,15 @@ async def follow_into(
                 if state is not None:
                     yield state
                 return
-            async with aclosing(follower.states()) as states:
-                async for state in states:
-                    yield state
+            while True:
+                try:
+                    state = await follower.poll()
+                except StoreError as error:
+                    report(error)
+                else:
+                    if state is not None:
+                        yield state
+                await paths.pause()
     finally:
         directory.close()
 

@@ -123,7 +123,9 @@ def _files_of(index: Path) -> list[str]:
 
 
 def _read_header(file: Path) -> dict[str, Place]:
-    size = file.stat().st_size if file.is_file() and not file.is_symlink() else 0
+    if not file.is_file() or file.is_symlink():
+        raise _refused(file, "it is not a file")
+    size = file.stat().st_size
     with file.open("rb") as opened:
         start = opened.read(_LENGTH.size)
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
