@@ -21,8 +21,10 @@ BUILT_IN = (
     EdgeRule(name="small_answer", edge="auxiliary", max_tokens=64, single=True),
     EdgeRule(name="no_tools", edge="auxiliary", no_tools=True, single=True),
     EdgeRule(name="other_model", edge="auxiliary", other_model=True, single=True),
+    EdgeRule(name="mini_summary", edge="compaction", first_user=r"(?m)^You wrote down:$"),
 )
-"""Claude Code's pings, warm-ups, titles and topics, and what small calls look like in general."""
+"""Claude Code's pings, warm-ups, titles and topics, what small calls look like in general, and the built-in harness,
+which goes on from an empty summary too."""
 
 _MOST_CHARS = 1 << 16
 _WEAK = (Edge.ROOT, Edge.REWRITE)

@@ -115,8 +115,8 @@ class Relations:
                 return Told(edge=Edge.SUBAGENT_CALL, reason="header", link=self._ids[parent])
         summary = self.summary(opening)
         rule = declared(self._rules, opening.messages)
-        if rule is not None:
-            return self._by_rule(rule, opening, summary)
+        if rule is not None and not (rule.edge == "compaction" and summary is not None):
+            return self._by_rule(rule, opening)
         prompt = self._prompt(opening)
         if prompt is not None:
             return Told(edge=Edge.SUBAGENT_CALL, reason="prompt_of_tool_call", link=prompt)
@@ -169,12 +169,16 @@ class Relations:
         if told.edge is Edge.ROOT and node_id:
             self._unlinked.append(node_id)
 
-    def _by_rule(self, rule: EdgeRule, opening: Opening, summary: int | None) -> Told:
+    def goes_on(self, node_id: int) -> bool:
+        """Return whether another call extends this one."""
+        return node_id in self._went_on
+
+    def _by_rule(self, rule: EdgeRule, opening: Opening) -> Told:
         """Return what a rule says, with the call that fits best."""
         newest = opening.asked - 1 if opening.asked else None
         waiting = self._waiting(opening.asked)
         links = {
-            Edge.COMPACTION: newest if summary is None else summary,
+            Edge.COMPACTION: newest,
             Edge.SUBAGENT_CALL: newest if waiting is None else waiting,
             Edge.REWRITE: opening.kin.link,
         }

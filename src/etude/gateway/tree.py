@@ -282,9 +282,11 @@ class SessionTree:
             return told
         newest = self._compacted.get(first.node_id, first.node_id)
         summary = self._relations.summary(opening, since=newest)
+        if summary is None and self._relations.goes_on(newest):
+            summary = place.answered_before - 1
         if summary is None:
             return _retry(newest)
-        # Two summaries with the same words: the harness did not ask again, it went on.
+        # Two summaries with the same words, or with none: the harness did not ask again, it went on.
         self._compacted[first.node_id] = len(self._nodes)
         return Told(edge=first.edge, reason=first.reason, link=summary)
 
