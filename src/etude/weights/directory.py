@@ -2,6 +2,7 @@
 
 `etude.version` says what the weights are. It says `changing` before the first of their bytes changes and `ready` after
 the last: who reads it before and after loading the weights, and finds the same ready version twice, has that version.
+Of several differences that are applied one after the other only the last one's version is shown as ready.
 """
 
 import fcntl
@@ -34,7 +35,8 @@ class DirectoryState(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     digest: str
     """Of the version, as in its manifest."""
-    state: Literal["ready", "changing"] = "ready"
+    state: Literal["ready", "passing", "changing"] = "ready"
+    """`passing`: whole, but on the way to another version, and so not to be loaded."""
     format: int = 1
 
 
@@ -104,6 +106,12 @@ class WeightsDirectory:
         self._say(state)
         self.disk.remove(self.journal)
         self.disk.sync(self.work)
+
+    def show(self) -> None:
+        """Say that the version is ready, if it was only passed through, because it is the one that is wanted now."""
+        if self.state is not None and self.state.state == "passing":
+            self.state = msgspec.structs.replace(self.state, state="ready")
+            self._say(self.state)
 
     def settle(self, state: DirectoryState, digests: Mapping[str, str]) -> None:
         """Take over what `carry_out` made of the directory."""

@@ -9,15 +9,24 @@ from etude.weights.updates import Update, update_of
 
 
 class DirectorySink:
-    """Builds versions in a directory; each of them is complete there before the next is begun."""
+    """Builds the versions of a path in a directory; each is complete there before the next is begun."""
 
-    def __init__(self, directory: WeightsDirectory) -> None:
+    def __init__(self, directory: WeightsDirectory, path: Path) -> None:
+        """Show the last version of the path only."""
         self._directory = directory
+        self._last = path.manifests[-1].version if path.manifests else 0
         self._update: Update | None = None
 
     def begin(self, manifest: Manifest) -> None:
         """Prepare the update to a version."""
-        self._update = update_of(self._directory, manifest)
+        state = DirectoryState(
+            lineage=manifest.lineage,
+            version=manifest.version,
+            step=manifest.step,
+            digest=manifest.digest,
+            state="ready" if manifest.version == self._last else "passing",
+        )
+        self._update = update_of(self._directory, manifest, state)
 
     def add(self, manifest: Manifest, name: str, data: bytes) -> None:
         """Take one of its objects."""
@@ -33,7 +42,7 @@ class DirectorySink:
 
 
 class DirectoryFollower:
-    """Follows a chain on disk. A directory that lags passes through the versions on its way, each whole."""
+    """Follows a chain on disk."""
 
     def __init__(self, directory: WeightsDirectory, *, paths: PathFollower) -> None:
         """Write to a directory that was opened, and that nobody else writes to."""
@@ -48,7 +57,9 @@ class DirectoryFollower:
             StoreError: The store stays out of reach.
             OSError: The disk is full, or refuses; opened again the directory is at the old version or at the new one.
         """
-        return self._directory.state if await self._paths.poll(lambda: self._directory.held, self._arrive) else None
+        moved = await self._paths.poll(lambda: self._directory.held, self._arrive)
+        self._directory.show()
+        return self._directory.state if moved else None
 
     async def _arrive(self, path: Path, objects: Objects) -> None:
-        await walk(path, objects, DirectorySink(self._directory), keys=self._paths.keys)
+        await walk(path, objects, DirectorySink(self._directory, path), keys=self._paths.keys)

@@ -62,7 +62,7 @@ async def follow_into(
                 store, clock=clock, keys=keys, poll_s=options.poll_s, objects=source.objects, lease=source.lease
             )
             follower = DirectoryFollower(directory, paths=paths)
-            if directory.state is not None:
+            if directory.state is not None and directory.state.state == "ready":
                 yield directory.state
             if once:
                 await require_head(store, keys=keys)
@@ -102,7 +102,8 @@ async def materialised(
                 store, head, held=directory.held, target=(lineage, version), max_bytes=MAX_VERSION_BYTES, keys=keys
             )
             objects = source.lease.renewing(source.objects, lineage, 0, wanted=version)
-            await walk(path, objects, DirectorySink(directory), keys=keys)
+            await walk(path, objects, DirectorySink(directory, path), keys=keys)
+        directory.show()
         if directory.state is None or directory.state.version != version:
             msg = f"{folder} is not at version {version}: {directory.why}"
             raise IntegrityError(msg)

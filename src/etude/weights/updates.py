@@ -32,24 +32,29 @@ class Update(Protocol):
         ...
 
 
-def update_of(directory: WeightsDirectory, manifest: Manifest) -> Update:
-    """Return the update to the version of a manifest: in place for differences, beside the old files for an anchor."""
-    return InPlace(directory, manifest) if manifest.base is not None else Anew(directory, manifest)
+def update_of(directory: WeightsDirectory, manifest: Manifest, state: DirectoryState) -> Update:
+    """Return the update to the version of a manifest: in place for differences, beside the old files for an anchor.
+
+    `state` is what the directory says afterwards.
+    """
+    kind = InPlace if manifest.base is not None else Anew
+    return kind(directory, manifest, state)
 
 
 class InPlace:
     """Differences, to files that stay where they are. The journal holds new values of changed elements only."""
 
-    def __init__(self, directory: WeightsDirectory, manifest: Manifest) -> None:
+    def __init__(self, directory: WeightsDirectory, manifest: Manifest, state: DirectoryState) -> None:
         """Begin; raise `IntegrityError` unless the directory is at exactly the base of the manifest."""
-        state = directory.state
+        held = directory.held
         base = (manifest.lineage, manifest.base, manifest.base_digest)
-        if state is None or (state.lineage, state.version, state.digest) != base:
+        if held is None or (held.lineage, held.version, held.digest) != base:
             msg = f"{directory.folder} is not at version {manifest.base}, to which {manifest.version} is a difference"
             raise IntegrityError(msg)
         check_same_tensors(directory.places, manifest)
         self._directory = directory
         self._manifest = manifest
+        self._state = state
         self._journal = JournalWriter(directory.disk, directory.journal)
         self._sums = {name: from_hex(digest) for name, digest in directory.digests.items()}
 
@@ -71,10 +76,9 @@ class InPlace:
         """Change the files."""
         for entry in self._manifest.tensors:
             check_digest(self._manifest, entry, self._sums[entry.name].hex())
-        state = state_of(self._manifest)
-        self._journal.commit(state)
+        self._journal.commit(self._state)
         self._directory.carry_out()
-        self._directory.settle(state, {entry.name: entry.digest for entry in self._manifest.tensors})
+        self._directory.settle(self._state, {entry.name: entry.digest for entry in self._manifest.tensors})
 
     def _base(self, entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
         return part(self._directory.bytes_of(entry.name), entry.shape, box)
@@ -83,10 +87,11 @@ class InPlace:
 class Anew:
     """A whole version, into files beside the old ones, which it then replaces."""
 
-    def __init__(self, directory: WeightsDirectory, manifest: Manifest) -> None:
+    def __init__(self, directory: WeightsDirectory, manifest: Manifest, state: DirectoryState) -> None:
         """Begin, with tensors in the files where they were if the old files hold the same tensors."""
         self._directory = directory
         self._manifest = manifest
+        self._state = state
         tensors = [(entry.name, entry.dtype, entry.shape) for entry in manifest.tensors]
         like = {name: place.file for name, place in directory.places.items()}
         file_of = divide(tensors, like)
@@ -126,10 +131,9 @@ class Anew:
         for path in sorted(directory.folder.glob("model*.safetensors*")):
             if path.name not in files and (path.suffix == ".safetensors" or path.name == INDEX):
                 journal.remove(path.name)
-        state = state_of(self._manifest)
-        journal.commit(state)
+        journal.commit(self._state)
         directory.carry_out()
-        directory.settle(state, {entry.name: entry.digest for entry in self._manifest.tensors})
+        directory.settle(self._state, {entry.name: entry.digest for entry in self._manifest.tensors})
 
 
 def check_same_tensors(places: Mapping[str, Place], manifest: Manifest) -> None:
@@ -138,13 +142,6 @@ def check_same_tensors(places: Mapping[str, Place], manifest: Manifest) -> None:
     if found != {entry.name: (entry.dtype, entry.shape) for entry in manifest.tensors}:
         msg = f"version {manifest.version} has other tensors than version {manifest.base}; load it from an anchor"
         raise IntegrityError(msg)
-
-
-def state_of(manifest: Manifest) -> DirectoryState:
-    """Return what the directory says once it is at the manifest's version."""
-    return DirectoryState(
-        lineage=manifest.lineage, version=manifest.version, step=manifest.step, digest=manifest.digest
-    )
 
 
 def _no_base(entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
