@@ -25,8 +25,13 @@ BRANCHES = {
     "claude-code-window": ([None, 0, 1, 2, 2, None, 5, 6, 7], {5: ("compaction", 4)}),
     "codex-busy": ([None, 0, 1, 1, 3], {3: ("retry", 2)}),
     "codex-delegates": (
-        [None, None, 0, None, 3, 1, 2, 6, 7, 8],
-        {1: ("subagent_call", 0), 3: ("subagent_call", 0), 6: ("subagent_return", 5)},
+        [None, None, 0, None, 1, 3, 2, 6, 7, 8],
+        {
+            1: ("subagent_call", 0),
+            3: ("subagent_call", 0),
+            6: ("subagent_return", 4),
+            7: ("subagent_return", 5),
+        },
     ),
     "codex-window": ([None, 0, 1, 2, None, None, 5, 6], {4: ("tools_changed", 3), 5: ("compaction", 4)}),
 }

@@ -43,7 +43,7 @@ SESSIONS = {
     "codex-window": (codex_kit, lambda: codex_kit.fills_up(size=6000), {"env": {"COMPACT_AT_TOKENS": "40000"}}),
 }
 
-_MOST_CHARS = 120
+_MOST_CHARS = 80
 _MARK_CHARS = 12
 _LEFT_OUT = frozenset(("client_metadata", "metadata", "prompt_cache_key"))
 _OWN_CALL = re.compile(r"[0-9a-f]{24}")
@@ -151,12 +151,19 @@ def _shortened(body: dict, said: set[str]) -> dict:
             return {name: walk(item, keep_length=keep_length) for name, item in value.items()}
         if isinstance(value, list):
             return [walk(item, keep_length=keep_length) for item in value]
-        if not isinstance(value, str) or len(value) <= _MOST_CHARS or any(line in value for line in said):
-            return value
-        cut = f"{value[:_MOST_CHARS]} [{len(value)} characters, {sha256(value.encode()).hexdigest()[:16]}]"
-        return cut.ljust(len(value), ".") if keep_length else cut
+        return _cut(value, said, keep_length=keep_length) if isinstance(value, str) else value
 
     return {name: walk(item, keep_length=False) for name, item in body.items() if name not in _LEFT_OUT}
+
+
+def _cut(text: str, said: set[str], *, keep_length: bool) -> str:
+    """Return the beginning of a long text; of one that quotes the policy the quotes, and the beginnings of lines."""
+    if any(quote in text for quote in said) and "\n" in text:
+        return "\n".join(_cut(line, said, keep_length=keep_length) for line in text.split("\n"))
+    if len(text) <= _MOST_CHARS or any(quote in text for quote in said):
+        return text
+    cut = f"{text[:_MOST_CHARS]} [{len(text)} characters, {sha256(text.encode()).hexdigest()[:16]}]"
+    return cut.ljust(len(text), ".") if keep_length else cut
 
 
 async def main() -> None:
