@@ -164,8 +164,21 @@ def test_what_is_held_is_told_from_the_weights_in_use_and_any_flipped_bit_shows(
     assert held_digest(record.held(weights)) == wanted
 
 
-def test_codes_without_their_scales_are_refused():
-    held = in_view(published(), "fp8")
-    del held["model.layers.0.self_attn.o_proj.weight_scale"]
-    with pytest.raises(PolicyError, match="no scales"):
-        out_of_view(held, "fp8")
+@pytest.mark.parametrize("view", FORMATS)
+def test_codes_that_do_not_fit_their_scales_are_refused(view):
+    name = "model.layers.0.self_attn.o_proj.weight"
+    held = in_view(published(), view)
+    codes, scales = held[name], held[f"{name}_scale"]
+    for wrong in (
+        {f"{name}_scale": scales[:, :0]},
+        {f"{name}_scale": scales.reshape(-1)},
+        {f"{name}_scale": scales.double()},
+        {f"{name}_scale": torch.cat((scales, scales))},
+        {name: codes.float()},
+        {name: torch.cat((codes.view(torch.uint8),) * 129).view(codes.dtype)},
+    ):
+        with pytest.raises(PolicyError, match="o_proj"):
+            out_of_view(held | wrong, view)
+    del held[f"{name}_scale"]
+    with pytest.raises(PolicyError, match="o_proj"):
+        out_of_view(held, view)

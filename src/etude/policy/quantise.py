@@ -54,6 +54,14 @@ def quantise(weights: Float[Tensor, "rows columns"], code_format: CodeFormat) ->
     return recode(weights, scales, code_format), scales
 
 
+def are_codes(codes: Tensor, scales: Tensor, code_format: CodeFormat) -> bool:
+    """Return whether these are codes and scales of a matrix, by their dtypes and shapes."""
+    if (codes.dtype, scales.dtype, codes.ndim) != (code_format.codes, code_format.scales, 2):
+        return False
+    rows, columns = codes.shape[0], codes.shape[1] * (2 if code_format.packed else 1)
+    return scales.shape == (-(-rows // code_format.rows), -(-columns // (code_format.columns or max(1, columns))))
+
+
 def recode(weights: Float[Tensor, "rows columns"], scales: Tensor, code_format: CodeFormat) -> Tensor:
     """Return the codes of weights under given scales; of what `dequantise` returned, the codes it was given."""
     blocks = _blocks_at_once(weights, code_format)

@@ -13,6 +13,7 @@ from etude.policy.quantise import (
     INT4_GROUPS,
     INT8_ROWS,
     CodeFormat,
+    are_codes,
     dequantise,
     fits,
     quantise,
@@ -57,14 +58,15 @@ def in_view(tensors: Mapping[str, Tensor], view: View) -> dict[str, Tensor]:
 def out_of_view(held: Mapping[str, Tensor], view: View) -> dict[str, Tensor]:
     """Return the weights that a fleet of this view multiplies with, from what `in_view` returned.
 
-    Raise `PolicyError` when codes lack their scales.
+    Raise `PolicyError` when codes and scales do not fit each other, or one of them is missing.
     """
     weights: dict[str, Tensor] = {}
     for name, tensor in held.items():
-        if name + SCALES in held:
-            weights[name] = dequantise(tensor, held[name + SCALES], FORMATS[view])
-        elif is_coded(name, tensor, view):
-            msg = f"{name} has no scales, so it is not what view {view} is made of; derive the view's chain anew"
+        scales = held.get(name + SCALES) if view in FORMATS else None
+        if scales is not None and are_codes(tensor, scales, FORMATS[view]):
+            weights[name] = dequantise(tensor, scales, FORMATS[view])
+        elif scales is not None or is_coded(name, tensor, view):
+            msg = f"{name} is not codes with their scales, as view {view} has them; derive the view's chain anew"
             raise PolicyError(msg)
         elif name.removesuffix(SCALES) == name or name.removesuffix(SCALES) not in held:
             weights[name] = tensor.to(view_dtype(view))
