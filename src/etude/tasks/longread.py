@@ -1,9 +1,9 @@
 """The longread task family: trails of notes, many times longer than a model's context, as Harbor task directories.
 
-Each note names the next one and has a number, somewhere in its text; asked for is the last digit of the sum of all
-numbers. Nothing but a note says where the trail goes on, and none can be left out: an agent whose context holds only
-some of them has to carry the sum and the place by itself. Who guesses is right in one of ten. Everything derives from a
-seed.
+Each note names the next one, at the end of its text, and some have a code; asked for is the last code of the trail.
+Only a note says where the trail goes on, and whether its code was the last one shows at the end, many notes later: an
+agent whose context holds only some of them has to carry the code and the place by itself. Guesses are right in one of
+ten. Everything derives from a seed.
 """
 
 import hashlib
@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from etude.tasks.longread_words import ADJECTIVES, NAMES, NOUNS, VERBS
+from etude.tasks.longread_words import ADJECTIVES, CODES, NAMES, NOUNS, VERBS
 
 START, END = "start", "end"
 NUM_NOTES = 14
 SENTENCES = 15
 """Of a note, besides the two that count."""
 
-MOST = 5
-"""Largest number of a note."""
+CODED_NOTES = 4
+LAST_CODE = 9
+"""Notes after the place of this number have no code: the last one has to be carried on for some time."""
 
 _INSTRUCTION = (
-    "Follow the notes from start to end. Each one names the next and has a number. "
-    "Write the last digit of the sum into answer.txt.\n"
+    "Follow the notes from start to end. Each one names the next. Some have a code. "
+    "Write the last code into answer.txt.\n"
 )
 
 
@@ -34,28 +35,28 @@ class Problem:
 
     names: tuple[str, ...]
     """Names of the notes in order."""
-    numbers: tuple[int, ...]
-    """The number of each."""
+    codes: tuple[str, ...]
+    """The code of each, empty for those without."""
     notes: dict[str, str]
     """Text of each by its name."""
 
     @property
-    def answer(self) -> int:
-        """The last digit of the sum."""
-        return sum(self.numbers) % 10
+    def answer(self) -> str:
+        """The last code."""
+        return [code for code in self.codes if code][-1]
 
     @property
     def trail(self) -> str:
         """All that counts of the notes, on one line."""
-        return " ".join(f"{name} {number}" for name, number in zip(self.names, self.numbers, strict=True))
+        return " ".join(f"{name} {code}" for name, code in zip(self.names, self.codes, strict=True))
 
-    def after(self, name: str) -> tuple[str, int]:
-        """Return what the note of this name says: the next name, and its number."""
+    def after(self, name: str) -> tuple[str, str]:
+        """Return what the note of this name says: the next name, and its code or nothing."""
         place = self.names.index(name)
-        return (*self.names, END)[place + 1], self.numbers[place]
+        return (*self.names, END)[place + 1], self.codes[place]
 
 
-def write_answer(answer: int) -> str:
+def write_answer(answer: str) -> str:
     """Return the shell command that gives this answer."""
     return f"echo {answer} > answer.txt"
 
@@ -66,10 +67,11 @@ def problems(seed: str, *, exclude: frozenset[str] = frozenset()) -> Iterator[Pr
     seen = set(exclude)
     while True:
         names = (START, *random.sample(NAMES, NUM_NOTES - 1))
-        numbers = tuple(random.randint(1, MOST) for _ in names)
-        said = zip(names, (*names[1:], END), numbers, strict=True)
-        notes = {name: note(following, number, random, SENTENCES) for name, following, number in said}
-        problem = Problem(names, numbers, notes)
+        coded = {0, *random.sample(range(1, LAST_CODE), CODED_NOTES - 1)}
+        codes = tuple(random.choice(CODES) if place in coded else "" for place in range(NUM_NOTES))
+        said = zip(names, (*names[1:], END), codes, strict=True)
+        notes = {name: note(following, code, random, SENTENCES) for name, following, code in said}
+        problem = Problem(names, codes, notes)
         if problem.trail not in seen:
             seen.add(problem.trail)
             yield problem
@@ -80,12 +82,13 @@ def texts_of(chosen: list[Problem]) -> frozenset[str]:
     return frozenset(problem.trail for problem in chosen)
 
 
-def note(following: str, number: int, random: Random, num_sentences: int) -> str:
-    """Return the text of a note: idle talk, and somewhere in it the name of the following one and the number."""
-    sentences = [_sentence(random) for _ in range(num_sentences)]
-    for counts in (f"The next note is {following}.", f"The number is {number}."):
-        sentences.insert(random.randint(0, len(sentences)), counts)
-    return " ".join(sentences) + "\n"
+def note(following: str, code: str, random: Random, num_sentences: int) -> str:
+    """Return the text of a note: idle talk, then its code, if it has one, and the name of the following one."""
+    talk = [_sentence(random) for _ in range(num_sentences)]
+    return (
+        " ".join([*talk, f"The code is {code}." if code else "It has no code.", f"The next note is {following}."])
+        + "\n"
+    )
 
 
 def _sentence(random: Random) -> str:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from etude.tasks.longread import END, MOST, SENTENCES, START, Problem, digest, instruction, note, write_answer
+from etude.tasks.longread import END, SENTENCES, START, Problem, digest, instruction, note, write_answer
+from etude.tasks.longread_words import CODES
 from etude.tasks.mini_talk import SO_FAR, SUMMARISE, Message, called, commands, said, user
 
 CARELESS_SHARE = 0.3
@@ -16,33 +17,39 @@ _EDGE_SHARE = 0.2
 """Of the drills, those with the first note, and again those with the end."""
 
 
+_LOST = "none"
+
+_CODED_SHARE = 0.3
+"""Of the notes in drills, those with a code."""
+
+
 class Kept(NamedTuple):
     """What has to be carried from one conversation to the next."""
 
-    total: int
-    """Last digit of the sum so far."""
+    code: str
+    """The last one so far."""
     following: str
     """Name of the note to read next."""
 
     @property
     def summary(self) -> str:
         """As it is written down."""
-        return f"total {self.total} next {self.following}"
+        return f"code {self.code or _LOST} next {self.following}"
 
 
-_NOTHING = Kept(0, START)
+_NOTHING = Kept("", START)
 """Before the first note there is nothing to write down."""
 
 
 def source(problem: Problem) -> str:
-    """Return a short text in which what a note says is taken up at once: to learn looking up and adding from."""
+    """Return a short text in which what a note says is taken up at once: to learn looking up from."""
     random = Random(f"source-{digest(problem)}")
-    kept = Kept(random.randrange(10), START)
+    kept = Kept(random.choice(CODES), START)
     lines = [f"{kept.summary}\n"]
     for following in problem.names[1:_SOURCE_LINES]:
-        number = random.randint(1, MOST)
-        before, kept = kept, _with(kept, following, number)
-        lines.append(f"cat {before.following} {note(following, number, random, 0)}{kept.summary}\n")
+        code = random.choice(CODES) if random.random() < _CODED_SHARE else ""
+        before, kept = kept, _with(kept, following, code)
+        lines.append(f"cat {before.following} {note(following, code, random, 0)}{kept.summary}\n")
     return "".join(lines)
 
 
@@ -52,13 +59,14 @@ def shell_log(problem: Problem) -> list[Message]:
     place = random.random()
     *names, end = (*problem.names[1:], END)
     if place < _EDGE_SHARE:
-        kept = Kept(random.randrange(10), end)
+        kept = Kept(random.choice(CODES), end)
         return [_opening(problem, kept), _answer(kept)]
-    kept = _NOTHING if place > 1 - _EDGE_SHARE else Kept(random.randrange(10), random.choice(names))
-    following, number = problem.after(kept.following)
-    text = note(following, number, random, int((SENTENCES + 1) * random.random() ** 2))
+    kept = _NOTHING if place > 1 - _EDGE_SHARE else Kept(random.choice(CODES), random.choice(names))
+    following, _ = problem.after(kept.following)
+    code = random.choice(CODES) if kept == _NOTHING or random.random() < _CODED_SHARE else ""
+    text = note(following, code, random, int((SENTENCES + 1) * random.random() ** 3))
     read = commands([(f"cat {kept.following}", text)])
-    return [_opening(problem, kept), *read, user(SUMMARISE), said(_with(kept, following, number).summary)]
+    return [_opening(problem, kept), *read, user(SUMMARISE), said(_with(kept, following, code).summary)]
 
 
 def demonstrations(
@@ -67,8 +75,8 @@ def demonstrations(
     """Yield the conversations of a chain per problem, each without its system message.
 
     A conversation ends in a summary where `is_full` says of its messages so far, an answer the last of them, that the
-    harness would ask for one. `good_share` of the chains are careful; in the others some summaries lose something: what
-    the notes before, or the newest one, added to the sum.
+    harness would ask for one. `good_share` of the chains are careful; in the others some summaries only tell what the
+    newest note said, and so lose the code of an earlier one.
     """
     random = Random(f"demonstrations-{seed}")
     for problem in chosen:
@@ -86,19 +94,17 @@ def _chain(
         talk.append(call)
         full = is_full(talk)
         talk.append(result)
-        following, number = problem.after(kept.following)
-        if full and random.random() < careless_share:
-            number = random.choice((0, number - kept.total))
-        kept = _with(kept, following, number)
+        following, code = problem.after(kept.following)
+        kept = Kept(code, following) if full and random.random() < careless_share else _with(kept, following, code)
         if full:
             yield [*talk, user(SUMMARISE), said(kept.summary)]
             talk = [_opening(problem, kept)]
     yield [*talk, _answer(kept)]
 
 
-def _with(kept: Kept, following: str, number: int) -> Kept:
+def _with(kept: Kept, following: str, code: str) -> Kept:
     """Return what to carry after one more note."""
-    return Kept((kept.total + number) % 10, following)
+    return Kept(code or kept.code, following)
 
 
 def _opening(problem: Problem, kept: Kept) -> Message:
@@ -109,4 +115,4 @@ def _opening(problem: Problem, kept: Kept) -> Message:
 
 def _answer(kept: Kept) -> Message:
     """Return the answer that writes the result and submits it."""
-    return called(("shell", {"command": write_answer(kept.total)}), ("submit", {}))
+    return called(("shell", {"command": write_answer(kept.code or _LOST)}), ("submit", {}))

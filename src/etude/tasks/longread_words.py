@@ -14,3 +14,5 @@ NOUNS = (  # noqa: SIM905
 ADJECTIVES = "big bright cold dark fast heavy kind lost new old quiet red small tall warm wise".split()  # noqa: SIM905
 
 VERBS = "bought carried found helped made saw sold took wanted watched".split()  # noqa: SIM905
+
+CODES = tuple("0123456789")
