@@ -75,7 +75,7 @@ class ModelApi:
             return _models(path, head)
         async with self._turns.turn(session.spec.session_id):
             conversation, _ = strip_volatile(messages.parse_count(body), self._volatile)
-            return Reply(body=msgspec.json.encode({"input_tokens": session.count_tokens(conversation)}))
+        return Reply(body=msgspec.json.encode({"input_tokens": await session.count_tokens(conversation)}))
 
     async def _call(self, session: Session, dialect: Dialect, head: Head, body: bytes) -> Reply:
         async with self._turns.turn(session.spec.session_id):

@@ -24,7 +24,7 @@ OpenAI's and Anthropic's SDKs try again by themselves at 408, 409, 429 and 5xx, 
 inside is in the session's record; a harness, and so the agent, is not told.
 """
 
-from etude.errors import EtudeError
+from etude.errors import EtudeError, SamplerBusyError, VersionUnavailableError
 
 LIMIT_REACHED = "session_limit_reached"
 FIRST_ERROR = 400
@@ -111,3 +111,14 @@ def too_many_connections(limit: int) -> CallRefusedError:
     return CallRefusedError(
         429, "too_many_connections", f"the session has {limit} connections: use those", retry_after_s=1
     )
+
+
+def of_sampler(error: Exception) -> tuple[CallRefusedError, str]:
+    """Return what a harness is told when a sampler failed that may not fail again, and the reason to count by."""
+    if isinstance(error, VersionUnavailableError):
+        return model_busy(), "version_unavailable"
+    if isinstance(error, SamplerBusyError):
+        return model_busy(), "busy"
+    if isinstance(error, TimeoutError):
+        return model_unavailable(), "timeout"
+    return model_unavailable(), "unavailable"

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from time import perf_counter
 from typing import cast
@@ -10,12 +11,13 @@ from typing import cast
 import msgspec
 
 from etude.config import EdgeRule
-from etude.errors import ContextOverflowError, SamplerBusyError, SamplerError, VersionUnavailableError
+from etude.errors import ContextOverflowError, SamplerError
 from etude.gateway import refusals
 from etude.gateway.auxiliary import Hints
 from etude.gateway.conversation import Conversation
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.limits import Limits
+from etude.gateway.long_prompts import LongPrompt, MadePrompt, is_long, make
 from etude.gateway.lost import Delivery, LostAnswers
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.replays import Replays
@@ -136,14 +138,18 @@ class Session:
         task.add_done_callback(self._running.discard)
         return task
 
-    def count_tokens(self, conversation: Conversation) -> int:
+    async def count_tokens(self, conversation: Conversation) -> int:
         """Return how many tokens the prompt of a call would have; of one beyond all bounds, at least how many."""
         if self._closed:
             raise refusals.session_closed()
         least_tokens = _least_tokens(conversation)
         if least_tokens > self._context_length:
             return least_tokens
-        place, added = self._prompt(conversation, Hints())
+        prompt = self._prompt(conversation, Hints(), None)
+        if isinstance(prompt, LongPrompt):
+            prompt = self._prompt(conversation, Hints(), await make(prompt))
+        assert not isinstance(prompt, LongPrompt)
+        place, added = prompt
         return self._tree.length(place.parent) + len(added)
 
     async def close(self) -> SessionRecord:
@@ -173,19 +179,25 @@ class Session:
             metrics=self._metrics(nodes, abandoned),
         )
 
-    def _plan(self, call: ModelCall) -> _Plan | Answer:
-        """Admit a call, or find what was asked of the sampler for it already; its prompt is made here."""
+    def _plan(self, call: ModelCall, made: MadePrompt | None = None) -> _Plan | LongPrompt | Answer:
+        """Admit a call, or find what was asked of the sampler for it already.
+
+        Its prompt is made here, unless that takes long: then this is called again with what was made.
+        """
         if self._fatal is not None:
             raise refusals.session_failed()
         try:
-            return self._unanswered.pop(call.body_key, None) or self._admit(call)
+            return self._unanswered.pop(call.body_key, None) or self._admit(call, made)
         except CallRefusedError as refusal:
             return self._last_words(refusal, call)
         except Exception as error:
             raise self._broken(error) from error
 
-    async def _answer(self, call: ModelCall, plan: _Plan | Answer) -> Answer:
-        if isinstance(plan, Answer):
+    async def _answer(self, call: ModelCall, plan: _Plan | LongPrompt | Answer) -> Answer:
+        if isinstance(plan, LongPrompt):
+            plan = self._plan(call, await make(plan))
+        if not isinstance(plan, _Plan):
+            assert isinstance(plan, Answer)
             return plan
         try:
             started = perf_counter()
@@ -238,20 +250,23 @@ class Session:
                 self._limits.give_back(plan.request.params.max_tokens)
                 raise self._limits.refuse("deadline") from error
             self._unanswered[body_key] = plan
-            refusal, reason = _refusal_of(error)
+            refusal, reason = refusals.of_sampler(error)
             message = f"{type(error).__name__}: {error}"[:500]
             self._failures[body_key] = Failure(component="sampler", reason=reason, message=message)
             raise refusal from error
         self._failures.pop(body_key, None)
         return completion
 
-    def _admit(self, call: ModelCall) -> _Plan:
+    def _admit(self, call: ModelCall, made: MadePrompt | None) -> _Plan | LongPrompt:
         """Check the limits, find the prompt's tokens and fix what is asked of the sampler."""
         left = self._limits.tokens_left()
         least_tokens = _least_tokens(call.conversation)
         if least_tokens > self._context_length:
             raise self._overflow(least_tokens)
-        place, added = self._prompt(call.conversation, _hints(call))
+        prompt = self._prompt(call.conversation, _hints(call), made)
+        if isinstance(prompt, LongPrompt):
+            return prompt
+        place, added = prompt
         prompt_ids = (*self._tree.sequence(place.parent), *added)
         room = self._context_length - len(prompt_ids)
         if room <= 0:
@@ -275,7 +290,9 @@ class Session:
         self._requested.append(call.requested)
         return _Plan(place=place, prompt_ids=added, request=request)
 
-    def _prompt(self, conversation: Conversation, hints: Hints) -> tuple[Place, tuple[int, ...]]:
+    def _prompt(
+        self, conversation: Conversation, hints: Hints, made: MadePrompt | None
+    ) -> tuple[Place, tuple[int, ...]] | LongPrompt:
         conversation = self._own_calls.restore(conversation)
         place = self._tree.place(conversation, hints)
         if place.prompt_ids is not None:
@@ -283,11 +300,25 @@ class Session:
         if place.parent is not None:
             last = self._tree.node(place.parent).completion.token_ids[-1]
             tail = conversation.messages[place.covered :]
-            extension = self._renderer.extend(tail, finished=last in self._renderer.stop_token_ids)
+            work = partial(self._renderer.extend, tail, finished=last in self._renderer.stop_token_ids)
+            extension = self._made(place, work, made, long=is_long(tail))
+            if isinstance(extension, LongPrompt):
+                return extension
             if extension is not None:
                 return place, shared(extension)
             place = self._tree.unextendable(place)
-        return place, shared(self._renderer.render(self._tree.restore(conversation.messages), conversation.tools))
+        messages = self._tree.restore(conversation.messages)
+        work = partial(self._renderer.render, messages, conversation.tools)
+        whole = self._made(place, work, made, long=is_long(messages, conversation.tools))
+        return whole if isinstance(whole, LongPrompt) else (place, shared(whole or ()))
+
+    def _made(
+        self, place: Place, work: Callable[[], list[int] | None], made: MadePrompt | None, *, long: bool
+    ) -> list[int] | LongPrompt | None:
+        """Return the tokens of a prompt, those that were made if they are for this place, or what is to be done."""
+        if made is not None and made.parent == place.parent:
+            return made.token_ids
+        return LongPrompt(parent=place.parent, work=work) if long and made is None else work()
 
     def _attach(self, plan: _Plan, completion: Completion, *, started_s: float, seconds: float) -> Answer:
         drawn = len(completion.token_ids)
@@ -358,14 +389,3 @@ def _num_bytes(answer: Answer) -> int:
 
 def _least_tokens(conversation: Conversation) -> int:
     return len(msgspec.json.encode(conversation.messages)) // MOST_BYTES
-
-
-def _refusal_of(error: Exception) -> tuple[CallRefusedError, str]:
-    """Return what a harness is told when a sampler failed that may not fail again, and the reason to count by."""
-    if isinstance(error, VersionUnavailableError):
-        return refusals.model_busy(), "version_unavailable"
-    if isinstance(error, SamplerBusyError):
-        return refusals.model_busy(), "busy"
-    if isinstance(error, TimeoutError):
-        return refusals.model_unavailable(), "timeout"
-    return refusals.model_unavailable(), "unavailable"

@@ -14,6 +14,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from etude.errors import PolicyError
+from etude.gateway.long_prompts import LONG
 
 
 class Frame(str):
@@ -62,7 +63,12 @@ class Vocabulary:
             if is_token:
                 ids += [piece for piece in run if isinstance(piece, int)]
             else:
-                ids += self._plain.encode("".join(str(piece) for piece in run), add_special_tokens=False).ids
+                text = "".join(str(piece) for piece in run)
+                if len(text) > LONG:
+                    # A batch lets other threads work meanwhile; a single text does not.
+                    ids += self._plain.encode_batch([text], add_special_tokens=False)[0].ids
+                else:
+                    ids += self._plain.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
