@@ -275,3 +275,21 @@ def test_the_held_digest_is_of_the_view_and_moves_with_the_weights(view):
     assert engine.held_digest() == view_digest(made.hf_tensors(), view)
     engine.stage(other.hf_tensors())()
     assert engine.held_digest() == view_digest(other.hf_tensors(), view) != view_digest(made.hf_tensors(), view)
+
+
+def test_a_commit_points_to_weights_that_nobody_else_writes_to():
+    made, other = decoder(shape("qwen3_moe")), decoder(shape("qwen3_moe"), seed=1)
+    engine = TorchEngine(made.shape, made.hf_tensors(), max_batch=1)
+    handed = {name: tensor.clone() for name, tensor in other.hf_tensors().items()}
+    commit = engine.stage(handed)
+    prompt = prompts(1, seed=31)[0]
+    before = finish(engine, [request("a", prompt, max_tokens=8, temperature=0)])["a"]
+    with torch.no_grad():
+        for tensor in handed.values():
+            tensor.zero_()
+    commit()
+    after = finish(engine, [request("b", prompt, max_tokens=8, temperature=0)])["b"]
+    for answer, policy in ((before, made), (after, other)):
+        fresh = TorchEngine(policy.shape, policy.hf_tensors(), max_batch=1)
+        wanted = finish(fresh, [request("a", prompt, max_tokens=8, temperature=0)])["a"]
+        assert (answer.token_ids, answer.sampler_logprobs) == (wanted.token_ids, wanted.sampler_logprobs)
