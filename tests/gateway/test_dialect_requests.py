@@ -1,4 +1,4 @@
-# pyright: basic, reportArgumentType=false
+# pyright: basic, reportArgumentType=false, reportIndexIssue=false
 """What Messages and Responses bodies mean, and which are refused."""
 
 import json
@@ -192,6 +192,17 @@ def test_items_of_responses_become_the_messages_of_a_conversation():
     ]
     assert asked.custom_tools == {"patch"}
     assert asked.requested == {"reasoning": {"effort": "high"}, "left_out_tools": ["web_search"]}
+
+
+def test_tools_that_the_input_tells_and_words_of_other_agents_are_known():
+    told = {"type": "additional_tools", "role": "developer", "tools": [B, {"type": "web_search"}]}
+    words = [{"type": "input_text", "text": "Payload:\n"}, {"type": "encrypted_content", "encrypted_content": "go"}]
+    asked = responses.parse_request(
+        json.dumps({"input": [told, {"type": "agent_message", "author": "/root", "content": words}, USER]}).encode()
+    )
+    assert asked.conversation.messages == ({"role": "user", "content": "Payload:\ngo"}, USER)
+    assert [tool["function"]["name"] for tool in asked.conversation.tools] == ["b"]
+    assert asked.requested == {"left_out_tools": ["web_search"]}
 
 
 def test_the_policy_reads_the_grammar_of_a_custom_tool():

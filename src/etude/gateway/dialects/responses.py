@@ -32,6 +32,7 @@ _LATE_CODES = {429: "rate_limit_exceeded", 503: "server_error"}
 class _Part(msgspec.Struct, frozen=True):
     type: str
     text: str = ""
+    encrypted_content: str = ""
 
 
 class _Item(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class _Item(msgspec.Struct, frozen=True):
     arguments: str = "{}"
     input: str = ""
     output: str | list[_Part] | None = None
+    tools: "list[_Tool] | None" = None
 
 
 class _Grammar(msgspec.Struct, frozen=True):
@@ -113,7 +115,7 @@ def parse_request(body: bytes) -> HarnessRequest:
             (text_format is None or text_format.type == "text", "text.format: only text"),
         ]
     )
-    tools, left_out = _named_tools(asked.tools or ())
+    tools, left_out = _named_tools(_tools_of(asked))
     return HarnessRequest(
         conversation=conversation_of(_plain_messages(asked), [_plain_tool(*named) for named in tools.items()]),
         model=asked.model[:256],
@@ -152,6 +154,13 @@ def _late_error(refusal: CallRefusedError, request: HarnessRequest) -> bytes:
     error = {"code": _LATE_CODES.get(refusal.status, refusal.code), "message": refusal.message}
     failed = begun | {"status": "failed", "error": error}
     return numbered("response.created", response=begun) + numbered("response.failed", response=failed)
+
+
+def _tools_of(asked: _Body) -> list[_Tool]:
+    """Return the tools of a request, those that its input tells as well."""
+    items = asked.input if isinstance(asked.input, list) else []
+    told = [tool for item in items if item.type == "additional_tools" for tool in item.tools or ()]
+    return [*(asked.tools or ()), *told]
 
 
 def _named_tools(tools: Sequence[_Tool]) -> tuple[dict[str, tuple[str, _Tool]], list[str]]:
@@ -207,7 +216,11 @@ def _add_item(turns: Turns, item: _Item, where: str) -> None:
         turns.call(item.call_id, _known_as(item.namespace, item.name), arguments)
     elif item.type in ("function_call_output", "custom_tool_call_output"):
         turns.report(item.call_id, _text(item.output, where))
-    else:
+    elif item.type == "agent_message":
+        # Of one agent to another, whose words nobody encrypted here.
+        content = item.content if isinstance(item.content, list) else []
+        turns.say("user", "".join(part.text or part.encrypted_content for part in content))
+    elif item.type != "additional_tools":
         raise malformed(f"{where}: an item of type {item.type[:32]!r} is not supported")
 
 
