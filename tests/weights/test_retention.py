@@ -318,3 +318,27 @@ async def test_the_floor_is_an_anchor_that_as_many_follow(keep):
     if found.floor:
         with pytest.raises(StoreError):
             await load_version(world.store, lineage="one", version=found.floor - 1)
+
+
+async def test_a_collector_killed_at_any_call_is_gone_on_with():
+    made = World()
+    await made.publish(12)
+    parts = {key: await made.store.get(key) for key in await made.store.list("weights")}
+    whole = await made.collect(keep=1, grace_s=60.0)
+    left = await made.store.list("weights")
+    at, ended = 1, False
+    while not ended:
+        world = World()
+        for key, data in parts.items():
+            await world.store.put(key, data)
+        try:
+            dying = Dying(world.store, at)
+            await collect(dying, clock=world.clock, wall=world.wall, keep=1, grace_s=60.0)
+            ended = True
+        except KilledError:
+            assert not (await inspect(world.store)).problems
+        again = await world.collect(keep=1, grace_s=60.0)
+        assert again.floor == whole.floor
+        assert await world.store.list("weights") == left
+        at += 7
+    assert at > 100
