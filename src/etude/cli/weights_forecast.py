@@ -112,15 +112,11 @@ def _total_lines(found: "Forecast") -> list[str]:
         f"{found.density:.3%} (mean update {found.update:g} lr); an anchor has {size_text(found.anchor)}"
     ]
     for difference, size in found.num_bytes.items():
-        share = size / max(1, found.raw)
-        behind = ", ".join(
-            f"{row.steps}: {size_text(row.in_turn)} or {size_text(row.at_once)}" for row in found.behind[difference]
-        )
-        lines += [
-            f"{difference}: {size_text(size)} per step ({share:.3%}), an anchor every {found.anchor_steps[difference]} "
-            f"steps",
-            f"  a reader that is behind by some steps fetches each in turn, or all at once: {behind}",
-        ]
+        share, every = size / max(1, found.raw), found.anchor_steps[difference]
+        lines.append(f"{difference}: {size_text(size)} per step ({share:.3%}), an anchor every {every} steps")
+        for row in found.behind[difference]:
+            in_turn, at_once = size_text(row.in_turn), size_text(row.at_once)
+            lines.append(f"  a reader {row.steps} steps behind fetches {in_turn} in turn, {at_once} at once")
     return lines
 
 

@@ -130,7 +130,9 @@ def _tensor(name: str, flat: FlatTensor, binades: _Binades, step: float) -> Tens
         dtype=flat.dtype,
         elements=flat.data.size // LAYOUTS[flat.dtype].width,
         density=changed,
-        num_bytes={difference: round(_bytes(binades, difference, step)) for difference in _ABOVE_ENTROPY},
+        num_bytes={
+            difference: min(flat.data.size, round(_bytes(binades, difference, step))) for difference in _ABOVE_ENTROPY
+        },
         anchor=_anchor_bytes(flat),
     )
 
