@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from etude.errors import StoreError
+from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord
 from etude.runtime.recorder import Recorder
 from etude.runtime.watch import watching
@@ -22,7 +23,7 @@ def record(index, group="g000001"):
     trajectory = Trajectory(
         rollout_id=f"{group}-{index}", group_id=group, task_id="t", index=index, outcome=Outcome.SCORED, reward=1.0
     )
-    return RolloutRecord(trajectory=trajectory, purpose="train", instruction="do", harness="mini")
+    return RolloutRecord(trajectory=trajectory, purpose="train", instruction="do", harness=HarnessIdentity(name="mini"))
 
 
 def full():

@@ -1,5 +1,6 @@
 """What the record of a session's tree must satisfy to be a tree, and each of its edges to be what it says."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from etude.types import Edge, Node
@@ -32,6 +33,11 @@ def edge_problem(nodes: Sequence[Node]) -> str:
         if problem:
             return f"call {node.node_id}, {node.edge.value}: {problem}"
     return ""
+
+
+def edge_counts(nodes: Sequence[Node]) -> dict[str, int]:
+    """Return how many calls have each edge, by its name."""
+    return dict(sorted(Counter(node.edge.value for node in nodes).items()))
 
 
 def _problem(node: Node, by_id: dict[int, Node]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+from etude.algorithm.trees import edge_counts
 from etude.errors import StoreError
 from etude.interfaces import Ledger, ObjectStore
 from etude.rollout.record import RolloutRecord, encode_record
@@ -152,6 +153,7 @@ def _ended(trajectory: Trajectory) -> Callable[[str], Event]:
             reward=trajectory.reward,
             reason="" if failure is None else f"{failure.component}/{failure.reason}",
             calls=len(trajectory.nodes),
+            edges=edge_counts(trajectory.nodes),
             drawn=_drawn(trajectory),
             seconds=round(trajectory.seconds, 3),
             digest=digest,

@@ -73,6 +73,8 @@ class RolloutEnded(Event, frozen=True, tag="rollout_ended"):
     reason: str = ""
     """Component and reason of a failure."""
     calls: int = 0
+    edges: dict[str, int] = {}
+    """The same, by how they hang in its tree (`types.Edge`); empty in records of older versions."""
     drawn: int = 0
     """Tokens in its tree."""
     seconds: float = 0.0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zstandard
 
 from etude.runtime.audit.audit import INVARIANTS, examine, judge, take_snapshot
 from etude.runtime.audit.doubles import write_run
@@ -93,6 +94,7 @@ LIES = [
         "trees_are_sound",
         """UPDATE trained SET groups = replace(groups, '"dropped":{', '"dropped":{"auxiliary":9')""",
     ),
+    ("trees_are_sound", """UPDATE rollout_ended SET edges = '{"root":2}'"""),
     ("versions_grow_by_one", "UPDATE published SET version = 3 WHERE version = 2"),
     ("versions_grow_by_one", "DELETE FROM trained"),
     ("versions_grow_by_one", "DELETE FROM lineage_opened"),
@@ -237,10 +239,8 @@ def test_a_group_older_than_allowed_is_found(copy, tmp_path):
 
 
 def test_a_damaged_object_breaks_every_version_that_is_built_on_it(copy, tmp_path):
-    (anchor,) = {
-        piece["object"]
-        for piece in msgspec.json.decode(next(copy.glob("weights/*/manifests/0-*.json")).read_bytes())["pieces"]
-    }
+    manifest = zstandard.decompress(next(copy.glob("weights/*/manifests/0-*.json.zst")).read_bytes())
+    (anchor,) = {piece["object"] for piece in msgspec.json.decode(manifest)["pieces"]}
     path = next(copy.glob(f"weights/*/objects/{anchor}"))
     path.write_bytes(path.read_bytes()[:-1] + b"\0")
     finding = findings_of(copy, tmp_path / "facts", "UPDATE writer SET torn = 0", quick=False)["versions_are_intact"]

@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from etude.algorithm.advantages import centred
+from etude.algorithm.trees import edge_counts
 from etude.config import RolloutSection, RunConfig, RunSection, TasksSection
 from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord, encode_record
@@ -200,6 +201,7 @@ class RunDouble:
                 outcome=trajectory.outcome.value,
                 reward=trajectory.reward,
                 calls=len(nodes),
+                edges=edge_counts(nodes),
                 drawn=_drawn(trajectory),
                 digest=hashlib.sha256(data).hexdigest(),
             )

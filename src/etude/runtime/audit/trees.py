@@ -3,7 +3,7 @@
 import msgspec
 
 from etude.algorithm.branches import branches_of
-from etude.algorithm.trees import edge_problem
+from etude.algorithm.trees import edge_counts, edge_problem
 from etude.runtime.audit.case import Case
 from etude.runtime.audit.facts import Facts
 from etude.runtime.audit.findings import Tally
@@ -12,15 +12,18 @@ from etude.telemetry.events import TrainedGroup
 from etude.types import WITH_REWARD, Group, Trajectory
 
 TABLES = """
-CREATE TABLE tree(ticket INTEGER, rollout TEXT, calls INTEGER, trainable INTEGER, auxiliary INTEGER, problem TEXT);
+CREATE TABLE tree(
+    ticket INTEGER, rollout TEXT, session TEXT, calls INTEGER, edges TEXT, trainable INTEGER, auxiliary INTEGER,
+    problem TEXT
+);
 """
-"""Of each rollout in a group's file: drawn tokens that may be trained on, and those of auxiliary calls."""
+"""Of each rollout in a group's file: its calls by edge, and drawn tokens that may be trained on, or are auxiliary."""
 
 
 def note_trees(facts: Facts, group: Group) -> None:
     """Take the trees of a group, each of which is one (`algorithm.trees.tree_problem`)."""
     facts.sql.executemany(
-        "INSERT INTO tree VALUES(?, ?, ?, ?, ?, ?)", [_row(group.ticket, one) for one in group.trajectories]
+        "INSERT INTO tree VALUES(?, ?, ?, ?, ?, ?, ?, ?)", [_row(group.ticket, one) for one in group.trajectories]
     )
 
 
@@ -36,7 +39,8 @@ def _row(ticket: int, trajectory: Trajectory) -> tuple[object, ...]:
     scored = trajectory.outcome in WITH_REWARD
     trainable = sum(drawn[node_id] for node_id in owned) if scored else 0
     auxiliary = sum(drawn[node.node_id] for node in found.auxiliary)
-    return ticket, trajectory.rollout_id, len(nodes), trainable, auxiliary, problem
+    edges = msgspec.json.encode(edge_counts(nodes)).decode()
+    return ticket, trajectory.rollout_id, trajectory.session_id, len(nodes), edges, trainable, auxiliary, problem
 
 
 def trees_are_sound(case: Case, tally: Tally) -> None:
@@ -45,6 +49,12 @@ def trees_are_sound(case: Case, tally: Tally) -> None:
         tally.checked(calls)
         if problem:
             tally.violate(f"{rollout}: {problem}")
+    query = """
+        SELECT tree.rollout, tree.edges, ended.edges FROM tree JOIN rollout_ended AS ended USING (session)
+        WHERE ended.edges NOT IN (tree.edges, '{}')
+    """
+    for rollout, in_file, told in case.facts.rows(query):
+        tally.violate(f"{rollout}: its calls are {in_file} in its group's file, {told} as it ended")
     for (groups,) in case.facts.rows("SELECT groups FROM trained"):
         for group in msgspec.json.decode(groups, type=list[TrainedGroup]):
             _check_trained(case, tally, group)
