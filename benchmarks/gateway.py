@@ -5,8 +5,9 @@
 A thousand sessions call every few seconds, each time with all that was said so far, for five minutes: first the fake
 engine itself, then the same through the gateway, then through LiteLLM's proxy if PYTHON is that of an environment where
 `litellm[proxy]` is installed. Engine, gateway or proxy, and harnesses are processes of their own. The overhead is the
-difference of the latencies' quantiles. `saturated` is what 64 sessions that never wait get through, the engine
-answering at once. No token may be lost: what the engine drew, the harnesses were told and the trees hold is compared.
+difference of the latencies' quantiles. `light` is 20 calls per second, which the proxy carries, too; `saturated` is
+what 64 sessions that never wait get through, the engine answering at once. No token may be lost: what the engine drew,
+what the harnesses were told and what the trees hold is compared.
 """
 
 import argparse
@@ -198,21 +199,42 @@ async def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     ways = {"direct": direct, "gateway": through_gateway}
     if arguments.litellm:
         ways["litellm"] = through_litellm
+    full, short = arguments.seconds, min(arguments.seconds, 30.0)
+    loads = (
+        ("", full, {"sessions": arguments.sessions, "every_s": arguments.every, "delay_s": DELAY_S}),
+        (", light", short, {"sessions": 100, "every_s": 5.0, "delay_s": DELAY_S}),
+        (", saturated", short / 2, {"sessions": 64, "every_s": 0.0, "delay_s": 0.0}),
+    )
     rows: list[dict[str, Any]] = []
-    base: dict[str, float] = {"p50_ms": 0.0, "p99_ms": 0.0}
-    for name, way in ways.items():
-        loaded = await way(arguments, sessions=arguments.sessions, every_s=arguments.every, delay_s=DELAY_S)
-        base = quantiles(loaded["took"]) if name == "direct" else base
-        rows.append(row(name, loaded, base))
-        show(rows[-1])
-    short = argparse.Namespace(**{**vars(arguments), "seconds": min(arguments.seconds, 15.0)})
-    for name, way in ways.items():
-        loaded = await way(short, sessions=64, every_s=0.0, delay_s=0.0)
-        rows.append(row(f"{name}, saturated", loaded, {"p50_ms": 0.0, "p99_ms": 0.0}))
-        show(rows[-1])
+    for suffix, seconds, options in loads:
+        base: dict[str, float] = {}
+        for name, way in ways.items():
+            loaded = await way(argparse.Namespace(**{**vars(arguments), "seconds": seconds}), **options)
+            base = base or quantiles(loaded["took"])
+            rows.append(row(name + suffix, loaded, base))
+            show(rows[-1])
     rows.append({"name": "memory of 100k tokens", **await memory(arguments.grown)})
     show(rows[-1])
+    if arguments.litellm:
+        rows.append(ratios({row["name"]: row for row in rows}))
+        show(rows[-1])
     return rows
+
+
+def ratios(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return how many times as much LiteLLM's proxy adds, or gets through."""
+
+    def ratio(suffix: str, name: str) -> float:
+        return rows[f"litellm{suffix}"][name] / rows[f"gateway{suffix}"][name]
+
+    return {
+        "name": "litellm / gateway",
+        "overhead_p50_light": ratio(", light", "overhead_p50_ms"),
+        "overhead_p99_light": ratio(", light", "overhead_p99_ms"),
+        "cpu_light": ratio(", light", "cpu_ms_per_call"),
+        "overhead_p50": ratio("", "overhead_p50_ms"),
+        "calls_per_s_saturated": ratio(", saturated", "calls_per_s"),
+    }
 
 
 def show(row: dict[str, Any]) -> None:

@@ -13,7 +13,8 @@ from etude.gateway.sessions import Answer
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
-MAX_TOOLS_BYTES = 1 << 20
+MAX_TOOLS_BYTES = 1 << 19
+"""Of a tool's schema anything can be made: half a million empty lists would hold up the loop for a second."""
 MAX_TOOL_CALLS = 256
 MAX_DEPTH = 32
 """Nesting of a tool's JSON schema."""
@@ -55,10 +56,18 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Ends a stream that has begun."""
 
 
+class _Tools(msgspec.Struct, frozen=True):
+    """A body of which only the size of its tools is looked at."""
+
+    tools: msgspec.Raw = msgspec.Raw(b"")
+
+
 def decode(body: bytes, kind: type[_T]) -> _T:
     """Return a body as a record; raise `CallRefusedError` (400) when it is none."""
     try:
         body.decode()
+        if len(body) > MAX_TOOLS_BYTES and len(bytes(msgspec.json.decode(body, type=_Tools).tools)) > MAX_TOOLS_BYTES:
+            raise malformed(f"tools: more than {MAX_TOOLS_BYTES} bytes of JSON")
         return msgspec.json.decode(body, type=kind)
     except UnicodeDecodeError as error:
         raise malformed("the request's body is not UTF-8") from error
