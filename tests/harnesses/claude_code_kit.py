@@ -102,9 +102,9 @@ def fills_up(*, size, most=40):
     return answer
 
 
-async def play(on_stage):
-    """Play every session and return them by name, as `shell_scenarios.play` does."""
-    plans = {
+def plans():
+    """Return, by name, what the model says in a session and how the session is played."""
+    return {
         "repair": (repairs(), {}),
         "busy and cut off": (repairs(busy=True), {"cut": (4,)}),
         "tidied calls": (tidied(), {}),
@@ -114,8 +114,13 @@ async def play(on_stage):
         "out of calls": (repairs(), {"max_calls": 2}),
         "out of tokens": (repairs(), {"max_session_tokens": 300}),
     }
-    return {name: await on_stage.play(answer, **_in_window(options)) for name, (answer, options) in plans.items()}
 
 
-def _in_window(options):
+async def play(on_stage):
+    """Play every session and return them by name, as `shell_scenarios.play` does."""
+    return {name: await on_stage.play(answer, **in_window(options)) for name, (answer, options) in plans().items()}
+
+
+def in_window(options):
+    """Return how a session is played whose context is the model's unless it says otherwise."""
     return {**options, "env": {**WINDOW, **options.get("env", {})}}

@@ -97,11 +97,10 @@ _WIRES: list[RecordingWire] = []
 
 async def record(name: str) -> dict:
     """Play a session and return its recording."""
-    kit, answers, fixed = SESSIONS[name]
-    options = dict(fixed)
-    command = options.pop("command", kit.HARNESS.command)
+    kit, plan = SESSIONS[name]
+    answer, options = kit.plans()[plan] if plan else (claude_code_kit.searches(), {})
+    command = kit.HARNESS.command if plan else claude_code_kit.WITH_SEARCH
     drawn: list[str | None] = []
-    answer = answers()
 
     def watched(prompt: Prompt) -> str:
         drawn.append(None)
@@ -110,8 +109,7 @@ async def record(name: str) -> dict:
 
     with tempfile.TemporaryDirectory() as directory:
         async with stage(kit.HARNESS.model_copy(update={"command": command}), Path(directory)) as played:
-            env = {**kit.WINDOW, **options.get("env", {})}
-            session = await played.play(watched, **{**options, "env": env}, wire_type=RecordingWire)
+            session = await played.play(watched, **kit.in_window(options), wire_type=RecordingWire)
     assert session.trajectory.reward == 1.0, f"{name}: {session.trajectory.failure} {session.said[-2000:]}"
     known = {_call_id(session.trajectory.session_id, n): _call_id("s", n) for n in range(len(session.trajectory.nodes))}
     said = {line for text in drawn if text for line in _lines(text)}
