@@ -74,7 +74,7 @@ def test_whatever_is_imported_is_required_by_the_core_or_by_the_extra_that_runs_
     undeclared = {}
     for path in (ROOT / "src" / "etude").rglob("*.py"):
         room = path.relative_to(ROOT / "src" / "etude").parts[0].removesuffix(".py")
-        extras = () if room in light | {"cli"} else ("train", "numba") if room == "weights" else ("train",)
+        extras = () if room in light | {"cli"} else ("train", "numba") if room in ("policy", "weights") else ("train",)
         allowed = required(project, *extras)
         if missing := imported(path) - allowed:
             undeclared[str(path.relative_to(ROOT))] = missing
