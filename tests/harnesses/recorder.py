@@ -28,20 +28,17 @@ from etude.gateway.doubles import Prompt
 
 RECORDINGS = ROOT / "tests/gateway/recordings"
 SESSIONS = {
-    "claude-code-busy": (claude_code_kit, lambda: claude_code_kit.repairs(busy=True), {"cut": {4}}),
-    "claude-code-tidied": (claude_code_kit, claude_code_kit.tidied, {}),
-    "claude-code-delegates": (claude_code_kit, claude_code_kit.delegates, {}),
-    "claude-code-window": (
-        claude_code_kit,
-        lambda: claude_code_kit.fills_up(size=6000),
-        {"env": {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "112000"}},
-    ),
-    "claude-code-overflow": (claude_code_kit, lambda: claude_code_kit.fills_up(size=6000), {"context_length": 110_000}),
-    "claude-code-search": (claude_code_kit, claude_code_kit.searches, {"command": claude_code_kit.WITH_SEARCH}),
-    "codex-busy": (codex_kit, lambda: codex_kit.repairs(busy=True), {"cut": {3}}),
-    "codex-delegates": (codex_kit, codex_kit.delegates, {}),
-    "codex-window": (codex_kit, lambda: codex_kit.fills_up(size=6000), {"env": {"COMPACT_AT_TOKENS": "40000"}}),
+    "claude-code-busy": (claude_code_kit, "busy and cut off"),
+    "claude-code-tidied": (claude_code_kit, "tidied calls"),
+    "claude-code-delegates": (claude_code_kit, "sub-agents"),
+    "claude-code-window": (claude_code_kit, "compaction"),
+    "claude-code-overflow": (claude_code_kit, "overflow"),
+    "claude-code-search": (claude_code_kit, ""),
+    "codex-busy": (codex_kit, "busy and cut off"),
+    "codex-delegates": (codex_kit, "sub-agents"),
+    "codex-window": (codex_kit, "compaction"),
 }
+"""The kits' sessions; one more is played with tools that the recipe takes away."""
 
 _MOST_CHARS = 80
 _MARK_CHARS = 12
