@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import msgspec
 import pytest
@@ -88,6 +89,18 @@ async def test_two_that_begin_a_run_with_the_same_weights_are_told_apart():
     await publishers[0].publish(version=0, step=0, tensors=weights(0))
     with pytest.raises(FencedError):
         await publishers[1].publish(version=0, step=0, tensors=weights(0))
+
+
+async def test_a_lineage_that_ended_is_not_gone_on_with():
+    store = open_store("memory://")
+    for lineage in ("one", "two", "three"):
+        publisher = await open_publisher(store, lineage=lineage)
+        for version in range(70):
+            await publisher.publish(version=version, step=version, tensors={"b": torch.arange(3) + version})
+    for lineage in ("one", "two"):
+        with pytest.raises(VersionTakenError, match="ended"):
+            await open_publisher(store, lineage=lineage)
+    assert (await read_head(store)).lineage == "three"
 
 
 async def test_a_floor_that_rises_is_no_takeover():
@@ -177,50 +190,53 @@ async def test_whoever_races_the_head_has_one_history(kind, seed, tmp_path):
 
 
 TRAINER = """
-import asyncio, sys, torch
+import asyncio, os, signal, sys, torch
 from etude.errors import EtudeError
 from etude.store.opening import open_store
 from etude.weights.publisher import open_publisher
-async def main():
-    publisher = await open_publisher(open_store(sys.argv[1]), lineage="one")
+async def main(url, value, stops_after):
+    publisher = await open_publisher(open_store(url), lineage="one")
     version = publisher.head.version + 1 if publisher.head else 0
     while True:
-        tensors = {"w": torch.full((300,), version + float(sys.argv[2]))}
-        await publisher.publish(version=version, step=version, tensors=tensors)
+        await publisher.publish(version=version, step=version, tensors={"w": torch.full((300,), version + value)})
         print(version, flush=True)
+        if version == stops_after:
+            os.kill(os.getpid(), signal.SIGSTOP)
         version += 1
 try:
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3])))
 except EtudeError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
 
 
-def test_a_zombie_that_wakes_up_after_another_process_took_over_ends(tmp_path):
-    def start(value: float):
-        command = [sys.executable, "-c", TRAINER, str(tmp_path), str(value)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@contextmanager
+def running(*arguments):
+    command = [sys.executable, "-c", TRAINER, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
-    with start(0.0) as zombie:
-        for _ in range(3):
-            zombie.stdout.readline()
-        zombie.send_signal(signal.SIGSTOP)
-        with start(0.5) as successor:
-            first = int(successor.stdout.readline())
+
+def test_a_zombie_that_wakes_up_after_another_process_took_over_ends(tmp_path):
+    with running(tmp_path, 0.0, 2) as zombie:
+        assert [int(zombie.stdout.readline()) for _ in range(3)] == [0, 1, 2]
+        with running(tmp_path, 0.5, -1) as successor:
+            assert int(successor.stdout.readline()) == 3
             zombie.send_signal(signal.SIGCONT)
             said, errors = zombie.communicate(timeout=60)
-            assert zombie.returncode == 1
+            assert (zombie.returncode, said) == (1, "")
             assert "FencedError" in errors
             assert "epoch 2" in errors
-            last = max([first, *(int(successor.stdout.readline()) for _ in range(3))])
-            successor.kill()
+            last = [int(successor.stdout.readline()) for _ in range(3)][-1]
     store = open_store(str(tmp_path))
     head = asyncio.run(read_head(store))
     assert head.epoch == 2
     assert head.version >= last
     loaded = asyncio.run(load_head(store, head))
     assert loaded.tensors["w"].data.view("<f4")[0] == head.version + 0.5
-    assert all(int(line) < first for line in said.split())
 
 
 def test_a_trainer_that_lost_its_run_hears_of_it_when_it_publishes_next():

@@ -5,6 +5,7 @@ import tracemalloc
 
 import msgspec
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from etude.types import Box, Head, Manifest, PageName, Piece, Route, RoutePage, 
 from etude.weights.boxes import make_up, runs, slabs, whole
 from etude.weights.chain import ChainKeys, parse_head
 from etude.weights.digest import version_digest
-from etude.weights.manifests import encode_manifest, object_sizes, parse_manifest
+from etude.weights.manifests import MAX_MANIFEST_BYTES, encode_manifest, object_sizes, parse_manifest
 from etude.weights.routes import ROUTES_PER_PAGE, encode_page, extended, parse_page
 
 SHA, OTHER = "ab" * 32, "cd" * 32
@@ -139,6 +140,8 @@ def test_noise_is_no_manifest_no_page_and_no_head(data):
     with pytest.raises(IntegrityError):
         parse_bytes(data)
     with pytest.raises(IntegrityError):
+        parse_bytes(zstandard.compress(data))
+    with pytest.raises(IntegrityError):
         parse_head(data)
     with pytest.raises(IntegrityError):
         parse_page(data, lineage="one", digest=digest)
@@ -151,7 +154,7 @@ def test_a_manifest_with_any_part_replaced_is_refused_or_still_makes_sense(data)
         [piece(), piece(Box(1, (0, 0), (2, 3)), offset=24, length=5, encoding="exp_ctx")],
         base=2,
     )
-    tree = msgspec.json.decode(encode_manifest(document)[0])
+    tree = msgspec.json.decode(zstandard.decompress(encode_manifest(document)[0]))
     place, key = tree, data.draw(st.sampled_from(sorted(tree)))
     while isinstance(place[key], (dict, list)) and place[key] and data.draw(st.integers(0, 4)):
         place = place[key]
@@ -160,7 +163,7 @@ def test_a_manifest_with_any_part_replaced_is_refused_or_still_makes_sense(data)
         st.none() | st.integers(-(2**65), 2**65) | st.sampled_from(["", "x", SHA, "../x", [], {}, 0.5, True, [[]] * 50])
     )
     try:
-        found = parse_bytes(msgspec.json.encode(tree))
+        found = parse_bytes(zstandard.compress(msgspec.json.encode(tree)))
     except IntegrityError:
         return
     assert [found.tensors[0].shape, found.tensors[1].shape] == [(2, 3), (2, 3)]
@@ -173,19 +176,31 @@ def test_a_manifest_with_any_part_replaced_is_refused_or_still_makes_sense(data)
         b'{"tensors":' + b"[" * 200_000,
         b'{"version":' + b"9" * 5000 + b"}",
         b'{"lineage":"one","pieces":[' + b",".join([b'{"boxes":[[0,[],[]]]}'] * 2_000) + b"]}",
-        encode_manifest(manifest([entry(shape=(1 << 13,), dtype="U8")], [
+        msgspec.json.encode(manifest([entry(shape=(1 << 13,), dtype="U8")], [
             piece(*(Box(0, (0,), (1,)) for _ in range(1 << 13)), length=1 << 13)
-        ]))[0],
+        ])),
     ],
     ids=["nesting", "a long number", "many pieces", "many overlapping boxes"],
 )  # fmt: skip
 def test_a_manifest_made_to_exhaust_a_reader_costs_little_more_than_reading_it(text):
+    data = zstandard.compress(text)
     tracemalloc.start()
     with pytest.raises(IntegrityError):
-        parse_manifest(text, lineage="one", version=3, digest=hashlib.sha256(text).hexdigest(), max_bytes=1 << 30)
+        parse_manifest(data, lineage="one", version=3, digest=hashlib.sha256(data).hexdigest(), max_bytes=1 << 30)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 60 * len(text)
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_small_manifest_that_would_become_a_huge_one_is_refused_before_it_does(claims):
+    compressor = zstandard.ZstdCompressor(write_content_size=claims)
+    data = compressor.compress(bytes(MAX_MANIFEST_BYTES + 1))
+    tracemalloc.start()
+    with pytest.raises(IntegrityError, match=r"too many|does not say"):
+        parse_bytes(data)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_boxes_that_are_cut_along_too_many_axes_are_refused():

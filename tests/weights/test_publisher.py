@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from etude.errors import HostError, StoreError
+from etude.errors import HostError, IntegrityError, StoreError
 from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock
 from etude.types import PageName
@@ -19,7 +19,7 @@ from etude.weights.chain import HEAD_KEY
 from etude.weights.follower import Follower
 from etude.weights.packing import groups, slices
 from etude.weights.paths import read_manifest, read_routes
-from etude.weights.publisher import open_publisher
+from etude.weights.publisher import new_lineage, open_publisher
 from etude.weights.reader import load_head, load_version, read_head
 from etude.weights.tensors import FlatTensor, flatten
 from etude.weights.uploads import OBJECT_BYTES
@@ -268,6 +268,21 @@ async def test_the_published_state_moves_on_only_with_the_head():
     store.broken = ""
     manifest = await publisher.publish(version=1, step=1, tensors=weights(1))
     assert (manifest.base, manifest.base_digest) == (0, (await load_version(store, lineage="one", version=0)).digest)
+    staged = await Follower(store, clock=ManualClock()).poll()
+    assert torch.equal(staged.tensors["w"], weights(1)["w"])
+
+
+async def test_a_damaged_chain_is_gone_on_from_in_a_new_lineage():
+    store = open_store("memory://")
+    publisher = await open_publisher(store, lineage="one", dtype="bfloat16")
+    await publisher.publish(version=0, step=0, tensors=weights(0))
+    for key in await store.list("weights/one"):
+        await store.put(key, b"damaged")
+    resumed = await open_publisher(store, lineage="one", dtype="bfloat16")
+    with pytest.raises(IntegrityError):
+        await resumed.publish(version=1, step=1, tensors=weights(1))
+    fresh = await open_publisher(store, lineage=new_lineage(resumed.head), dtype="bfloat16")
+    await fresh.publish(version=1, step=1, tensors=weights(1))
     staged = await Follower(store, clock=ManualClock()).poll()
     assert torch.equal(staged.tensors["w"], weights(1)["w"])
 

@@ -39,7 +39,7 @@ class ChainKeys(msgspec.Struct, frozen=True):
 
     def manifest(self, lineage: str, version: int, digest: str) -> str:
         """Return where a manifest lies whose sha256 is `digest`."""
-        return f"{self.root}/{lineage}/manifests/{version}-{digest[:16]}.json"
+        return f"{self.root}/{lineage}/manifests/{version}-{digest[:16]}.json.zst"
 
     def object(self, lineage: str, name: str) -> str:
         """Return where an object lies; its name is the sha256 of its bytes."""

@@ -157,8 +157,7 @@ class Committer:
         return self._recent
 
     async def _with(self, route: Route, manifest: Manifest, head: Head | None) -> Head:
-        page = await self._newest(head)
-        name, newest = page or (None, None)
+        name, newest = await self._newest(head)
         if head is not None and newest is not None and route in newest.routes:
             return head  # the swap took effect, though the store said that it did not
         newest = extended(newest, name, self.lineage, [route])
@@ -188,11 +187,13 @@ class Committer:
             floor=mine.floor if mine else route.version,
         )
 
-    async def _newest(self, head: Head | None) -> tuple[PageName, RoutePage] | None:
-        """Return the page that the head names."""
+    async def _newest(self, head: Head | None) -> tuple[PageName | None, RoutePage | None]:
+        """Return the name of the page that the head names, and the page if it is of this lineage."""
         if head is None:
-            return None
+            return None, None
         name = PageName(head.lineage, head.routes)
+        if head.lineage != self.lineage:
+            return name, None
         if self._page is None or self._page[0] != name:
             data = await self._store.get(self._keys.object(name.lineage, name.page), max_bytes=MAX_PAGE_BYTES)
             self._page = (name, parse_page(data, lineage=name.lineage, digest=name.page, keys=self._keys))

@@ -68,14 +68,14 @@ class Line:
         head = await read_head(self._store)
         why = fork or "the run starts"
         if head is not None and not fork:
-            publisher = await self._open(head.lineage)
             try:
+                publisher = await self._open(head.lineage)
                 await publisher.publish(version=version, step=step, tensors=tensors)
             except (VersionTakenError, IntegrityError, ObjectMissingError) as error:
                 why = str(error)
             else:
                 return publisher, _head_of(publisher), ""
-        publisher = await self._open(new_lineage(head))
+        publisher = await self._open(new_lineage(await read_head(self._store)))
         await publisher.publish(version=version, step=step, tensors=tensors)
         return publisher, _head_of(publisher), why
 

@@ -9,13 +9,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from etude.errors import IntegrityError, ObjectMissingError, VersionTakenError
 from etude.interfaces import Bucket
-from etude.types import Head, Manifest
+from etude.types import Head, Manifest, PageName
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.commits import Announce, Committer, tell_nobody
 from etude.weights.fencing import claim
 from etude.weights.packing import slices
+from etude.weights.paths import read_pages
 from etude.weights.ranks import RankWriter
 from etude.weights.reader import load_head
 from etude.weights.sharded import LocalRanks, Rank, publish_shares
@@ -115,8 +117,15 @@ async def open_publisher(
     """Take the chain over from whoever published last, and return a publisher for a lineage: the head's or a new one.
 
     A new lineage (see `new_lineage`) is needed for a run that goes on from an older version than the newest published.
+
+    Raises:
+        VersionTakenError: The lineage has ended: the head is of a later one, maybe because another publisher moved it.
+        StoreError: The store failed.
     """
     held = await claim(store, keys=keys)
+    if held.head is not None and held.head.lineage != lineage and await _is_known(store, held.head, lineage, keys):
+        msg = f"lineage {lineage} ended, the head is of {held.head.lineage}: start a new lineage"
+        raise VersionTakenError(msg)
     committer = Committer(store, held, lineage=lineage, keys=keys, announce=announce, anchor_share=anchor_share)
     writer = RankWriter(
         store,
@@ -128,3 +137,14 @@ async def open_publisher(
         resumes=committer.published is not None,
     )
     return Publisher(committer, Rank(writer, Skips(skips)), store=store, keys=keys, dtype=dtype)
+
+
+async def _is_known(store: Bucket, head: Head, lineage: str, keys: ChainKeys) -> bool:
+    """Whether versions of a lineage came before those of the head's."""
+    newest = PageName(head.lineage, head.routes)
+    try:
+        pages = await read_pages(store, newest, enough=lambda page: page.lineage == lineage, keys=keys)
+    except (IntegrityError, ObjectMissingError):
+        # What is damaged is gone on from in a new lineage, whose name is random.
+        return False
+    return any(page.lineage == lineage for _, page in pages)

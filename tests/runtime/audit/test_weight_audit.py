@@ -42,7 +42,7 @@ async def test_a_run_whose_garbage_was_collected_is_what_it_claims(tmp_path):
 async def test_weights_above_the_floor_may_not_be_gone(tmp_path):
     store = await write_run(tmp_path)
     await collect(store, clock=ManualClock(), keep=1, grace_s=0.0, orphan_grace_s=0.0)
-    for path in tmp_path.glob("weights/*/manifests/2-*.json"):
+    for path in tmp_path.glob("weights/*/manifests/2-*.json.zst"):
         path.unlink()
     assert {"versions_are_intact", "files_are_those_claimed"} <= set(broken(await audit(store, run="run")))
 

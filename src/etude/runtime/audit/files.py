@@ -28,7 +28,7 @@ _POINTERS = (HEAD_KEY, POINTER_KEY, SUMMARY_KEY)
 
 _LEDGER = re.compile(r"ledger/((run|seal)\.json|[^/]+/\d{6}\.jsonl\.zst)")
 _OBJECT = re.compile(r"weights/[^/]+/objects/([0-9a-f]{64})")
-_CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+-[0-9a-f]{16}\.json")
+_CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+-[0-9a-f]{16}\.json\.zst")
 """Written before the fact that claims them."""
 _GARBAGE_KEY = "weights/garbage.json"
 """What `etude weights gc` is about to delete."""
@@ -48,7 +48,7 @@ FROM checkpoint_written, json_each(checkpoint_written.files) AS entry;
 INSERT INTO claim SELECT entry.key, entry.value, NULL, w, n, 'stage'
 FROM stage_ended, json_each(stage_ended.files) AS entry;
 INSERT INTO claim
-SELECT 'weights/' || lineage || '/manifests/' || version || '-' || substr(manifest, 1, 16) || '.json',
+SELECT 'weights/' || lineage || '/manifests/' || version || '-' || substr(manifest, 1, 16) || '.json.zst',
     manifest, NULL, w, n, 'manifest'
 FROM published;
 INSERT INTO claim SELECT 'weights/' || lineage || '/objects/' || routes, routes, NULL, w, n, 'page'
