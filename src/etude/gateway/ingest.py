@@ -1,8 +1,10 @@
 """Whether a completion holds what it must hold, before it enters a session's tree."""
 
 import math
+import operator
 import struct
 from bisect import bisect_left
+from itertools import accumulate, islice
 
 from etude.errors import SamplerError
 from etude.types import Completion, FinishReason, SampleRequest, Support
@@ -73,28 +75,28 @@ def _check_support(completion: Completion, support: Support) -> None:
         sizes == (4 * total, 4 * total), "support_length", f"{sizes} bytes of ids and log-probabilities, {4 * total}"
     )
     ids, logprobs = struct.unpack(f"<{total}I", support.token_ids), _floats(support.logprobs)
+    ends = tuple(accumulate(counts))
+    ascends = bytearray(map(operator.lt, ids, islice(ids, 1, None)))
+    for end in ends:
+        # The last id of a row says nothing about the first one of the next.
+        if 0 < end < total:
+            ascends[end - 1] = True
+    _expect(all(ascends), "support_order", "ids are not distinct and ascending")
+    _expect(not total or max(logprobs) <= TOLERANCE, "support_mass", "a log-probability is above 0")
+    chances, drawn_logprobs = tuple(map(math.exp, logprobs)), _floats(completion.sampler_logprobs)
     start = 0
-    for token_id, count, logprob in zip(
-        completion.token_ids, counts, _floats(completion.sampler_logprobs), strict=True
-    ):
-        if count:
-            _check_row(token_id, logprob, ids[start : start + count], logprobs[start : start + count])
-        start += count
-
-
-def _check_row(token_id: int, logprob: float, ids: tuple[int, ...], logprobs: tuple[float, ...]) -> None:
-    # Once per drawn token: nothing is put into words before it is wrong.
-    if ids != tuple(sorted(set(ids))):
-        raise CompletionError("support_order", "ids are not distinct and ascending")
-    mass = math.fsum(map(math.exp, logprobs)) if max(logprobs) <= TOLERANCE else math.inf
-    if not abs(mass - 1.0) <= TOLERANCE:
-        raise CompletionError("support_mass", f"probabilities sum to {mass}, or one is above 1")
-    at = bisect_left(ids, token_id)
-    if at == len(ids) or ids[at] != token_id:
-        raise CompletionError("support_token", f"token {token_id} is not in its support")
-    off = abs(logprobs[at] - logprob)
-    if not off <= TOLERANCE:
-        raise CompletionError("support_token", f"token {token_id}: its two log-probabilities differ by {off}")
+    # Nothing is put into words before it is wrong: a long answer has many rows.
+    for token_id, end, logprob in zip(completion.token_ids, ends, drawn_logprobs, strict=True):
+        if end > start:
+            mass = math.fsum(chances[start:end])
+            if not abs(mass - 1.0) <= TOLERANCE:
+                raise CompletionError("support_mass", f"probabilities sum to {mass}")
+            at = bisect_left(ids, token_id, start, end)
+            if at == end or ids[at] != token_id:
+                raise CompletionError("support_token", f"token {token_id} is not in its support")
+            if not abs(logprobs[at] - logprob) <= TOLERANCE:
+                raise CompletionError("support_token", f"token {token_id}: its two log-probabilities differ")
+        start = end
 
 
 def _check_experts(request: SampleRequest, completion: Completion, *, owned_from: int) -> None:
