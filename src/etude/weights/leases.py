@@ -55,7 +55,7 @@ class LeaseKeeper:
         if _READER.fullmatch(self.reader) is None:
             msg = f"{self.reader[:80]!r} is not the plain name of a reader: letters, digits, _ and -"
             raise ValueError(msg)
-        self.cluster = cluster
+        self._cluster = cluster
         self._address = address
         self._store = store
         self._keys = keys
@@ -66,8 +66,9 @@ class LeaseKeeper:
     def covers(self, lineage: str, version: int) -> bool:
         """Whether the lease, as last written, keeps everything from a version on, and will for a while."""
         held = self._held
-        fresh = held is not None and held.expires - self._wall() > self._ttl_s / 2
-        return fresh and held is not None and held.lineage == lineage and held.version <= version
+        if held is None or held.expires - self._wall() <= self._ttl_s / 2:
+            return False
+        return held.lineage == lineage and held.version <= version
 
     async def hold(self, lineage: str, version: int, *, wanted: int) -> None:
         """Say that everything from `version` on is needed; a lease that says so already is renewed at half its time."""
@@ -79,7 +80,7 @@ class LeaseKeeper:
             version=version,
             wanted=wanted,
             expires=self._wall() + self._ttl_s,
-            cluster=self.cluster,
+            cluster=self._cluster,
             address=self._address,
         )
         await self._store.put(self._keys.reader(self.reader), msgspec.json.encode(lease))

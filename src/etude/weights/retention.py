@@ -100,7 +100,7 @@ async def collect(
     if dry_run:
         marks = await _marked(store, keys, found, wall())
         return _collected(found, sorted(found.dropped), sum(mark.orphan for mark in marks))
-    found = await _raise_floor(store, keys, found, keep, wall)
+    await _raise_floor(store, keys, found)
     marks = await _marked(store, keys, found, wall())
     if not marks:
         return _collected(found, (), 0)
@@ -175,19 +175,18 @@ async def _reached(store: ObjectStore, keys: ChainKeys, lineage: str, route: Rou
     return {keys.manifest(lineage, route.version, route.manifest), *objects}
 
 
-async def _raise_floor(
-    store: ErasableStore, keys: ChainKeys, found: Survey, keep: int, wall: Callable[[], float]
-) -> Survey:
+async def _raise_floor(store: ErasableStore, keys: ChainKeys, found: Survey) -> None:
     """Move the head's floor, and nothing else of it, while its publisher may be moving the rest."""
     for _ in range(_SWAP_ATTEMPTS):
-        if found.floor == found.head.floor:
-            return found
-        risen = msgspec.json.encode(replace(found.head, floor=found.floor))
-        if await store.compare_and_swap(keys.head, risen, expected=found.data):
-            return found
-        again = await survey(store, keys, keep=keep, now=wall())
-        assert again is not None
-        found = again
+        # A survey takes long: by now the head may be at newer versions, for which this floor holds as well.
+        data = await store.get(keys.head, max_bytes=MAX_HEAD_BYTES)
+        head = parse_head(data, keys=keys)
+        if head.lineage != found.head.lineage or head.floor >= found.floor:
+            return
+        if await store.compare_and_swap(
+            keys.head, msgspec.json.encode(replace(head, floor=found.floor)), expected=data
+        ):
+            return
     msg = f"{keys.head} moved {_SWAP_ATTEMPTS} times in a row while its floor was to rise; collect again later"
     raise StoreError(msg)
 
