@@ -134,6 +134,20 @@ async def test_what_was_closed_is_kept_for_a_while_and_deleted_on_demand(orchest
         assert (await user.ask("PUT", "/sessions"))[0] == 404
 
 
+async def test_a_session_is_closed_once_however_many_ask_for_it_at_the_same_time(orchestrate, gated):
+    sampler = gated("a")
+    async with orchestrate(sampler=sampler) as user:
+        _, opened = await user.ask("POST", "/sessions", {"session_id": "a"})
+        call = asyncio.create_task(user.call(opened["api_key"], USER))
+        await sampler.asked.wait()
+        asked = [user.ask("POST", "/sessions/a/close") for _ in range(3)]
+        statuses = sorted([status for status, _ in await asyncio.gather(*asked, user.ask("DELETE", "/sessions/a"))])
+        assert statuses[0] == 200
+        assert set(statuses) <= {200, 404}
+        assert (await call)[0] == 403
+        assert (await user.ask("GET", "/sessions"))[1] == {"sessions": []}
+
+
 async def test_calls_wait_for_the_end_of_a_pause_in_each_dialects_words(orchestrate):
     async with orchestrate(["a"]) as user:
         key = user.served.key

@@ -165,15 +165,17 @@ class ControlApi:
         )
 
     async def _list(self, _: bytes) -> Reply:
-        return _json({"sessions": [self._summary(name, session) for name, session in self._sessions.items()]})
+        return _json({"sessions": [_summary(name, session) for name, session in self._sessions.items()]})
 
     async def _show(self, name: str, session: _Session, _: bytes) -> Reply:
-        return _json(self._summary(name, session) | {"metrics": self._record(name, session).metrics})
+        record = self._record(name, session)
+        return _json(_summary(name, session) | _progress(record) | {"metrics": record.metrics})
 
     async def _rollout(self, name: str, session: _Session, _: bytes) -> Reply:
         record = self._record(name, session)
         return _json(
-            self._summary(name, session)
+            _summary(name, session)
+            | _progress(record)
             | {
                 "schema_version": 1,
                 "capture_level": "tokens",
@@ -202,22 +204,23 @@ class ControlApi:
         if not all(map(math.isfinite, (told.reward, *told.components.values()))):
             raise refusals.malformed("reward: a finite number is expected")
         session.reward, session.components = told.reward, told.components
-        return _json(self._summary(name, session))
+        return _json(_summary(name, session))
 
     async def _close(self, name: str, session: _Session, _: bytes) -> Reply:
         if session.record is None:
-            session.record = await self._gateway.close(name)
+            session.record = await self._closed(name)
             # Newest last, for the oldest to be forgotten.
-            self._sessions[name] = self._sessions.pop(name)
+            if self._sessions.pop(name, None) is not None:
+                self._sessions[name] = session
             closed = [other for other, kept in self._sessions.items() if kept.record is not None]
             for oldest in closed[: max(0, len(closed) - self._keep_closed)]:
                 del self._sessions[oldest]
-        return _json(self._summary(name, session))
+        return _json(_summary(name, session) | _progress(session.record))
 
     async def _delete(self, name: str, session: _Session, _: bytes) -> Reply:
-        if session.record is None:
-            session.record = await self._gateway.close(name)
         self._sessions.pop(name, None)
+        if session.record is None:
+            await self._closed(name)
         return _json({"session_id": name, "deleted": True})
 
     async def _pause(self, body: bytes) -> Reply:
@@ -244,29 +247,45 @@ class ControlApi:
         )
 
     def _record(self, name: str, session: _Session) -> SessionRecord:
-        return session.record or self._gateway.record(name)
+        try:
+            return session.record or self._gateway.record(name)
+        except ValueError as error:
+            raise refusals.no_session(name) from error
 
-    def _summary(self, name: str, session: _Session) -> dict[str, object]:
-        record, asked = self._record(name, session), session.request
-        return {
-            "session_id": name,
-            "status": "open" if session.record is None else "closed",
-            "age_s": round(monotonic() - session.opened_at, 3),
-            "task_id": asked.task_id,
-            "group_id": asked.group_id,
-            "sample_index": asked.sample_index,
-            "purpose": asked.purpose,
-            "model": asked.model,
-            "parent_session": asked.parent_session,
-            "metadata": asked.metadata,
-            "reward": session.reward,
-            "components": session.components,
-            "num_calls": record.num_calls,
-            "num_nodes": len(record.nodes),
-            "tokens_drawn": sum(len(node.completion.token_ids) for node in record.nodes),
-            "truncated": record.truncated,
-            "failure": record.failure,
-        }
+    async def _closed(self, name: str) -> SessionRecord:
+        try:
+            return await self._gateway.close(name)
+        except ValueError as error:
+            # Somebody else closes it at the same time.
+            raise refusals.no_session(name) from error
+
+
+def _summary(name: str, session: _Session) -> dict[str, object]:
+    asked = session.request
+    return {
+        "session_id": name,
+        "status": "open" if session.record is None else "closed",
+        "age_s": round(monotonic() - session.opened_at, 3),
+        "task_id": asked.task_id,
+        "group_id": asked.group_id,
+        "sample_index": asked.sample_index,
+        "purpose": asked.purpose,
+        "model": asked.model,
+        "parent_session": asked.parent_session,
+        "metadata": asked.metadata,
+        "reward": session.reward,
+        "components": session.components,
+    }
+
+
+def _progress(record: SessionRecord) -> dict[str, object]:
+    return {
+        "num_calls": record.num_calls,
+        "num_nodes": len(record.nodes),
+        "tokens_drawn": sum(len(node.completion.token_ids) for node in record.nodes),
+        "truncated": record.truncated,
+        "failure": record.failure,
+    }
 
 
 def _decoded(body: bytes, kind: type[_Request]) -> _Request:
