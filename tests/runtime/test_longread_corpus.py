@@ -75,7 +75,7 @@ async def test_a_demonstrated_chain_has_the_ids_that_the_gateway_captures_from_t
         captured[-1] += [*node.prompt_ids, *node.completion.token_ids]
         learned[-1] += [False] * len(node.prompt_ids) + [True] * len(node.completion.token_ids)
     assert sorted(zip(captured, learned, strict=True)) == sorted(documents)
-    assert (tmp_path / "answer.txt").read_text() == f"{problem.answer}\n"
+    assert (tmp_path / "answer.txt").read_text() == f"{problem.code} {problem.end}\n"
 
 
 async def play(renderer, sampler, instruction, directory):
@@ -123,9 +123,9 @@ def said_last(window):
 def test_careful_chains_end_in_the_answer_and_careless_ones_mostly_do_not():
     for problem, windows in chains(20, 1.0):
         assert windows[-1][-1] == longread_corpus.called(
-            ("shell", {"command": longread.write_answer(problem.answer)}), ("submit", {})
+            ("shell", {"command": longread.write_answer(problem.code, problem.end)}), ("submit", {})
         )
-    right = sum(f"echo {problem.answer} " in str(windows[-1][-1]) for problem, windows in chains(40, 0.0))
+    right = sum(f"echo {problem.code} " in str(windows[-1][-1]) for problem, windows in chains(40, 0.0))
     assert 0 < right < 20
 
 

@@ -9,7 +9,7 @@ import pytest
 from etude.tasks import longread
 from etude.tasks.harbor import load_task
 from etude.tasks.lint import lint
-from etude.tasks.longread_words import ADJECTIVES, NAMES, NOUNS, VERBS
+from etude.tasks.longread_words import ADJECTIVES, ENDS, NAMES, NOUNS, VERBS
 
 
 def take(count, seed="x", exclude=frozenset()):
@@ -19,7 +19,7 @@ def take(count, seed="x", exclude=frozenset()):
 def follow(problem):
     """Read the notes as an agent would; return the names in order and the places of codes, with the last one."""
     name, names, code, places = longread.START, [], "", []
-    while name != longread.END:
+    while name:
         names.append(name)
         text = problem.notes[name]
         if "The code is " in text:
@@ -33,8 +33,9 @@ def test_the_answer_is_found_by_following_the_trail_to_its_end():
     for problem in take(20):
         names, _, code = follow(problem)
         assert names == problem.names
+        assert problem.notes[names[-1]].endswith(f"The trail ends at {problem.end}.\n")
         assert len(set(names)) == len(problem.notes) == longread.NUM_NOTES
-        assert problem.answer == code
+        assert problem.code == code
 
 
 def test_the_last_code_has_to_be_carried_over_several_notes():
@@ -45,12 +46,16 @@ def test_the_last_code_has_to_be_carried_over_several_notes():
 
 
 def test_answers_are_spread_so_that_guessing_does_not_pay():
-    answers = [problem.answer for problem in take(500)]
-    assert max(answers.count(digit) for digit in "0123456789") < 100
+    problems = take(500)
+    answers = [(problem.code, problem.end) for problem in problems]
+    assert max(answers.count(answer) for answer in answers) < 25
+    ends = [problem.end for problem in problems]
+    assert max(ends.count(end) for end in ENDS) < 100
 
 
 def test_idle_talk_names_no_note():
-    assert not {*NAMES, longread.START, longread.END} & {*ADJECTIVES, *NOUNS, *VERBS}
+    assert not {*NAMES, *ENDS, longread.START} & {*ADJECTIVES, *NOUNS, *VERBS}
+    assert not {*NAMES} & {*ENDS}
 
 
 def test_a_seed_gives_the_same_problems_and_splits_share_no_trail():
@@ -76,13 +81,13 @@ def test_the_tests_pass_the_right_answer_alone(tmp_path, kind):
     answer = app / "answer.txt"
     match kind:
         case "right":
-            answer.write_text(f"{problem.answer}\n")
+            answer.write_text(f"{problem.code} {problem.end}\n")
         case "wrong":
-            answer.write_text(f"{(int(problem.answer) + 1) % 10}\n")
+            answer.write_text(f"{(int(problem.code) + 1) % 10} {problem.end}\n")
         case "link":
             answer.symlink_to(task / "tests" / "expected.txt")
         case "huge":
-            answer.write_text(f"{problem.answer}\n" * 10_000)
+            answer.write_text(f"{problem.code} {problem.end}\n" * 10_000)
     script = (task / "tests" / "test.sh").read_text()
     for inside, outside in (("/app/", f"{app}/"), ("/tests/", f"{task}/tests/"), ("/logs/verifier/", f"{logs}/")):
         script = script.replace(inside, outside)

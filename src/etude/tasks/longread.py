@@ -1,9 +1,9 @@
 """The longread task family: trails of notes, many times longer than a model's context, as Harbor task directories.
 
-Each note names the next one, at the end of its text, and some have a code; asked for is the last code of the trail.
-Only a note says where the trail goes on, and whether its code was the last one shows at the end, many notes later: an
-agent whose context holds only some of them has to carry the code and the place by itself. Guesses are right in one of
-ten. Everything derives from a seed.
+Each note names the next one, at the end of its text, and some have a code; asked for are the last code and the place at
+which the last note says that the trail ends. Only a note says where the trail goes on, and which code was the last one
+shows at the end, many notes later: an agent whose context holds only some of them has to carry code and name by itself.
+Whoever stops early guesses a place out of eight. Everything derives from a seed.
 """
 
 import hashlib
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from etude.tasks.longread_words import ADJECTIVES, CODES, NAMES, NOUNS, VERBS
+from etude.tasks.longread_words import ADJECTIVES, CODES, ENDS, NAMES, NOUNS, VERBS
 
-START, END = "start", "end"
+START = "start"
 NUM_NOTES = 14
 SENTENCES = 15
 """Of a note, besides the two that count."""
@@ -24,8 +24,8 @@ LAST_CODE = 9
 """Notes after the place of this number have no code: the last one has to be carried on for some time."""
 
 _INSTRUCTION = (
-    "Follow the notes from start to end. Each one names the next. Some have a code. "
-    "Write the last code into answer.txt.\n"
+    "Follow the notes from start on. Each names the next, some have a code. "
+    "Write the last code and the end into answer.txt.\n"
 )
 
 
@@ -37,28 +37,30 @@ class Problem:
     """Names of the notes in order."""
     codes: tuple[str, ...]
     """The code of each, empty for those without."""
+    end: str
+    """The place at which the trail ends."""
     notes: dict[str, str]
     """Text of each by its name."""
 
     @property
-    def answer(self) -> str:
+    def code(self) -> str:
         """The last code."""
         return [code for code in self.codes if code][-1]
 
     @property
     def trail(self) -> str:
         """All that counts of the notes, on one line."""
-        return " ".join(f"{name} {code}" for name, code in zip(self.names, self.codes, strict=True))
+        return " ".join((*(f"{name} {code}" for name, code in zip(self.names, self.codes, strict=True)), self.end))
 
     def after(self, name: str) -> tuple[str, str]:
-        """Return what the note of this name says: the next name, and its code or nothing."""
+        """Return what the note of this name says: the next name or the end, and its code or nothing."""
         place = self.names.index(name)
-        return (*self.names, END)[place + 1], self.codes[place]
+        return (*self.names, self.end)[place + 1], self.codes[place]
 
 
-def write_answer(answer: str) -> str:
-    """Return the shell command that gives this answer."""
-    return f"echo {answer} > answer.txt"
+def write_answer(code: str, end: str) -> str:
+    """Return the shell command that answers with this code and end."""
+    return f"echo {code} {end} > answer.txt"
 
 
 def problems(seed: str, *, exclude: frozenset[str] = frozenset()) -> Iterator[Problem]:
@@ -69,9 +71,10 @@ def problems(seed: str, *, exclude: frozenset[str] = frozenset()) -> Iterator[Pr
         names = (START, *random.sample(NAMES, NUM_NOTES - 1))
         coded = {0, *random.sample(range(1, LAST_CODE), CODED_NOTES - 1)}
         codes = tuple(random.choice(CODES) if place in coded else "" for place in range(NUM_NOTES))
-        said = zip(names, (*names[1:], END), codes, strict=True)
+        end = random.choice(ENDS)
+        said = zip(names, (*names[1:], end), codes, strict=True)
         notes = {name: note(following, code, random, SENTENCES) for name, following, code in said}
-        problem = Problem(names, codes, notes)
+        problem = Problem(names, codes, end, notes)
         if problem.trail not in seen:
             seen.add(problem.trail)
             yield problem
@@ -83,12 +86,11 @@ def texts_of(chosen: list[Problem]) -> frozenset[str]:
 
 
 def note(following: str, code: str, random: Random, num_sentences: int) -> str:
-    """Return the text of a note: idle talk, then its code, if it has one, and the name of the following one."""
+    """Return the text of a note: idle talk, then its code, if it has one, and the following name or the end."""
     talk = [_sentence(random) for _ in range(num_sentences)]
-    return (
-        " ".join([*talk, f"The code is {code}." if code else "It has no code.", f"The next note is {following}."])
-        + "\n"
-    )
+    coded = f"The code is {code}." if code else "It has no code."
+    onward = f"The trail ends at {following}." if following in ENDS else f"The next note is {following}."
+    return " ".join([*talk, coded, onward]) + "\n"
 
 
 def _sentence(random: Random) -> str:
@@ -122,7 +124,7 @@ def write_task(problem: Problem, directory: Path) -> Path:
     for name, text in problem.notes.items():
         (task / "environment" / "notes" / name).write_text(text)
     (task / "environment" / "Dockerfile").write_text("FROM python:3.11-slim\nWORKDIR /app\nCOPY notes/ /app/\n")
-    (task / "tests" / "expected.txt").write_text(f"{problem.answer}\n")
+    (task / "tests" / "expected.txt").write_text(f"{problem.code} {problem.end}\n")
     script = task / "tests" / "test.sh"
     # The answer is the agent's: it may be of any size, or a link to what is expected.
     script.write_text(
@@ -133,7 +135,7 @@ def write_task(problem: Problem, directory: Path) -> Path:
         "echo $reward > /logs/verifier/reward.txt\n"
     )
     solution = task / "solution" / "solve.sh"
-    solution.write_text(f"#!/bin/sh\n{write_answer(problem.answer)}\n")
+    solution.write_text(f"#!/bin/sh\n{write_answer(problem.code, problem.end)}\n")
     script.chmod(0o755)
     solution.chmod(0o755)
     return task

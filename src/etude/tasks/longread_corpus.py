@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from etude.tasks.longread import END, SENTENCES, START, Problem, digest, instruction, note, write_answer
-from etude.tasks.longread_words import CODES
+from etude.tasks.longread import SENTENCES, START, Problem, digest, instruction, note, write_answer
+from etude.tasks.longread_words import CODES, ENDS
 from etude.tasks.mini_talk import SO_FAR, SUMMARISE, Message, called, commands, said, user
 
 CARELESS_SHARE = 0.3
@@ -14,7 +14,7 @@ CARELESS_SHARE = 0.3
 _SOURCE_LINES = 6
 
 _EDGE_SHARE = 0.2
-"""Of the drills, those with the first note, and again those with the end."""
+"""Of the drills, those with the first note, and again those after the last one."""
 
 
 _LOST = "none"
@@ -29,12 +29,17 @@ class Kept(NamedTuple):
     code: str
     """The last one so far."""
     following: str
-    """Name of the note to read next."""
+    """Name of the note to read next, or the end."""
 
     @property
     def summary(self) -> str:
         """As it is written down."""
-        return f"code {self.code or _LOST} next {self.following}"
+        return f"code {self.code or _LOST} {'end' if self.at_end else 'next'} {self.following}"
+
+    @property
+    def at_end(self) -> bool:
+        """Whether there is no note left to read."""
+        return self.following in ENDS
 
 
 _NOTHING = Kept("", START)
@@ -57,11 +62,10 @@ def shell_log(problem: Problem) -> list[Message]:
     """Return one conversation of somebody who takes care; most notes are shorter than those of a task."""
     random = Random(f"log-{digest(problem)}")
     place = random.random()
-    *names, end = (*problem.names[1:], END)
     if place < _EDGE_SHARE:
-        kept = Kept(random.choice(CODES), end)
+        kept = Kept(random.choice(CODES), problem.end)
         return [_opening(problem, kept), _answer(kept)]
-    kept = _NOTHING if place > 1 - _EDGE_SHARE else Kept(random.choice(CODES), random.choice(names))
+    kept = _NOTHING if place > 1 - _EDGE_SHARE else Kept(random.choice(CODES), random.choice(problem.names[1:]))
     following, _ = problem.after(kept.following)
     code = random.choice(CODES) if kept == _NOTHING or random.random() < _CODED_SHARE else ""
     text = note(following, code, random, int((SENTENCES + 1) * random.random() ** 3))
@@ -89,7 +93,7 @@ def _chain(
 ) -> Iterator[list[Message]]:
     kept = _NOTHING
     talk = [_opening(problem, kept)]
-    while kept.following != END:
+    while not kept.at_end:
         call, result = commands([(f"cat {kept.following}", problem.notes[kept.following])])
         talk.append(call)
         full = is_full(talk)
@@ -115,4 +119,4 @@ def _opening(problem: Problem, kept: Kept) -> Message:
 
 def _answer(kept: Kept) -> Message:
     """Return the answer that writes the result and submits it."""
-    return called(("shell", {"command": write_answer(kept.code or _LOST)}), ("submit", {}))
+    return called(("shell", {"command": write_answer(kept.code or _LOST, kept.following)}), ("submit", {}))

@@ -16,3 +16,6 @@ ADJECTIVES = "big bright cold dark fast heavy kind lost new old quiet red small 
 VERBS = "bought carried found helped made saw sold took wanted watched".split()  # noqa: SIM905
 
 CODES = tuple("0123456789")
+
+ENDS = ("north", "south", "east", "west", "spring", "summer", "autumn", "winter")
+"""Where trails end."""
