@@ -175,13 +175,17 @@ class Wire:
     num_requests: int = 0
     _session_id: str = ""
     _server: asyncio.Server | None = None
+    _connections: set[asyncio.Task] = field(default_factory=set)
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._forward, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
 
     async def stop(self) -> None:
         if self._server is not None:
             self._server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
     def port(self) -> int:
@@ -196,6 +200,17 @@ class Wire:
         with suppress(ValueError):
             self.records.append(await self.gateway.close(session_id))
         return self.records[-1]
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        self._connections.add(task)
+        try:
+            with suppress(OSError, asyncio.CancelledError):
+                await self._forward(reader, writer)
+        finally:
+            self._connections.discard(task)
+            writer.close()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", self.gateway.port)
@@ -230,7 +245,6 @@ class Wire:
             asking.cancel()
             with suppress(asyncio.CancelledError, OSError):
                 await asking
-            writer.close()
             downstream.close()
 
 
