@@ -43,7 +43,7 @@ from etude.training.client import TrainerClient
 from etude.training.records import PublishRequest, StepRequest
 from etude.training.service import TrainerService
 from etude.training.trainer import Trainer, TrainerPlan
-from etude.types import VersionRun
+from etude.types import VersionName, VersionRun
 from etude.weights.background import BackgroundPublisher
 from etude.weights.line import Line
 from etude.weights.reader import load_head, read_head
@@ -185,7 +185,8 @@ async def running(run, lr=1e-2):
 async def head_weights(run):
     head = await read_head(run.store)
     loaded = await load_head(run.store, head)
-    return head, {name: bytes(flat.data) for name, flat in loaded.tensors.items()}
+    name = VersionName(lineage=head.lineage, version=head.version, digest=head.digest)
+    return name, {name: bytes(flat.data) for name, flat in loaded.tensors.items()}
 
 
 async def started(run, steps, checkpoints=()):

@@ -133,10 +133,10 @@ def files_are_those_claimed(case: Case, tally: Tally) -> None:
 
 def _only_its_floor_rose(head: Head | None, claimed: str) -> bool:
     """Whether the head had this sha256 before its floor rose to where it is."""
-    floors = range(head.floor) if head is not None else ()
-    return any(
-        hashlib.sha256(msgspec.json.encode(replace(head, floor=floor))).hexdigest() == claimed for floor in floors
-    )
+    if head is None:
+        return False
+    before = (msgspec.json.encode(replace(head, floor=floor)) for floor in range(head.floor))
+    return any(hashlib.sha256(data).hexdigest() == claimed for data in before)
 
 
 def _unclaimed(case: Case, tally: Tally, key: str, digest: str) -> None:
