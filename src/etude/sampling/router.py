@@ -18,7 +18,6 @@ from etude.types import Completion, SampleRequest, SamplerStatus
 _SESSIONS_MAX = 10_000
 _AFFINITY_WORTH = 2.0
 _HEDGE_TIMES = 4.0
-_QUIET_S = 5.0
 
 
 class SamplerRouter:
@@ -90,26 +89,6 @@ class SamplerRouter:
         for seat in self._seats:
             if seat.replica is replica:
                 seat.note_status(status)
-
-    async def drain(self, replica: Replica, *, timeout_s: float) -> bool:
-        """Give a replica no new session, and return whether those that it has are over.
-
-        They count as over when none of them has asked for anything for 5 seconds. After `timeout_s` seconds
-        they are told apart from it, and go on with another replica.
-        """
-        clock = asyncio.get_running_loop().time
-        seats = [seat for seat in self._seats if seat.replica is replica]
-        for seat in seats:
-            seat.draining = True
-        deadline, quiet_from = clock() + timeout_s, clock()
-        while clock() < deadline:
-            if any(seat.outstanding for seat in seats):
-                quiet_from = clock()
-            elif clock() - quiet_from >= min(_QUIET_S, timeout_s / 2):
-                return True
-            await asyncio.sleep(min(0.1, timeout_s / 10))
-        self._sessions = OrderedDict((name, seat) for name, seat in self._sessions.items() if seat not in seats)
-        return False
 
     @property
     def quarantined(self) -> tuple[tuple[Replica, str], ...]:
