@@ -133,7 +133,7 @@ def test_a_summary_is_the_beginning_of_the_next_conversation_word_for_word():
     for _, windows in chains(10, 0.5):
         assert len(windows) == longread.NUM_NOTES + 1
         for window, following in pairwise(windows):
-            assert following[0]["content"].endswith(f"{mini_talk.SO_FAR}\n{said_last(window)}")
+            assert str(following[0]["content"]).endswith(f"{mini_talk.SO_FAR}\n{said_last(window)}")
 
 
 def test_pretraining_learns_answers_and_not_what_notes_say_at_random(tokenizer):
