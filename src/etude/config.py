@@ -231,7 +231,7 @@ class PoolSection(Section):
     """Where the samplers are; one that is not `run.region` counts as half as expensive again."""
     probe_tolerance: Annotated[float, Field(ge=0.0)] = 0.0
     """Mean difference to the trainer's log-probabilities, in nats, beyond which a sampler may not serve; 0 takes the
-    view's own: 1e-4 for `fp32`, 0.1 for `bf16` and `int8`, 0.4 for `fp8` and `fp8_block`, 1 for `int4`."""
+    view's own: 1e-4 for `fp32`, 0.1 for `bf16`, 0.2 for `int8`, 0.4 for `fp8` and `fp8_block`, 1 for `int4`."""
 
     @model_validator(mode="after")
     def _view_is_derived(self) -> "PoolSection":
