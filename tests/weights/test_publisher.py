@@ -291,7 +291,7 @@ async def test_a_manifest_says_what_the_head_named_before():
     store = open_store("memory://")
     names = []
     for lineage in ("one", "two"):
-        publisher = await open_publisher(store, lineage=lineage, dtype="bfloat16")
+        publisher = await open_publisher(store, lineage=lineage, dtype="bfloat16", anchor_share=0.01)
         for version in range(2):
             manifest = await publisher.publish(version=version, step=version, tensors=weights(version))
             names.append((manifest.lineage, manifest.version, manifest.digest))
@@ -301,6 +301,10 @@ async def test_a_manifest_says_what_the_head_named_before():
             else:
                 assert parent is None
     assert manifest.epoch == 2
+    for route in await routes_of(store):
+        manifest = await read_manifest(store, "two", route)
+        parent = manifest.parent
+        assert (parent.lineage, parent.version, parent.digest) == names[1 + route.version]
 
 
 async def test_a_disk_without_room_for_older_versions_is_named(monkeypatch, tmp_path):

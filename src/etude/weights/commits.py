@@ -46,6 +46,8 @@ class Committer:
         self._told: Published | None = None
         self._recent: list[Route] | None = None
         """Routes since the newest anchor, where they are known."""
+        self._parent: VersionName | None = None
+        """What the head named before the version that is committed."""
 
     @property
     def head(self) -> Head | None:
@@ -89,6 +91,9 @@ class Committer:
             StoreError: The store failed; repeating the call goes on.
         """
         whole = merged(shares)
+        head = self.head
+        if head is not None and (head.lineage, head.version) != (self.lineage, version):
+            self._parent = _name_of(head)
         manifest = Manifest(
             lineage=self.lineage,
             epoch=self._claim.epoch,
@@ -97,7 +102,7 @@ class Committer:
             base=base.version if base else None,
             base_digest=base.digest if base else "",
             digest=version_digest(whole.tensors),
-            parent=_name_of(self.head) if self.head else None,
+            parent=self._parent,
             source=source,
             tensors=whole.tensors,
             pieces=whole.pieces,
@@ -144,7 +149,9 @@ class Committer:
         assert head is not None
         routes = [route for route in await self._routes(head) if route.version == head.version]
         newest = max(routes, key=lambda route: -1 if route.base is None else route.base)
-        return await read_manifest(self._store, head.lineage, newest, keys=self._keys)
+        manifest = await read_manifest(self._store, head.lineage, newest, keys=self._keys)
+        self._parent = manifest.parent
+        return manifest
 
     async def _routes(self, head: Head) -> list[Route]:
         """Return the routes since the newest anchor."""
