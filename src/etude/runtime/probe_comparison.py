@@ -19,8 +19,8 @@ _MASS_ERROR = 1e-3
 
 _TOLERANCES = {"fp32": 1e-4, "bf16": 0.1, "int8": 0.2, "fp8": 0.4, "fp8_block": 0.4, "int4": 1.0}
 """Mean error in nats: three to five times what policies of the quickstart showed (fp8 0.13, bf16 0.03) or SmolLM2-135M
-(int8 0.07), and for fp32, where 2e-6 was seen, room for deeper ones; int4 was not measured. A shift by one position makes
-several nats, a wrong temperature about one."""
+(int8 0.07), and for fp32, where 2e-6 was seen, room for deeper ones; int4 was not measured. A shift by one position
+makes several nats, a wrong temperature about one."""
 
 
 class Tolerance(NamedTuple):
