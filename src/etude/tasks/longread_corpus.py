@@ -14,7 +14,7 @@ CARELESS_SHARE = 0.3
 _SOURCE_LINES = 6
 
 _EDGE_SHARE = 0.2
-"""Of the drills, those with the first note, and again those after the last one."""
+"""Of the drills, those with the first note, as many with the last one, and as many after it."""
 
 
 _LOST = "none"
@@ -51,21 +51,23 @@ def source(problem: Problem) -> str:
     random = Random(f"source-{digest(problem)}")
     kept = Kept(random.choice(CODES), START)
     lines = [f"{kept.summary}\n"]
-    for following in problem.names[1:_SOURCE_LINES]:
+    for following in (*problem.names[1:_SOURCE_LINES], problem.end):
         code = random.choice(CODES) if random.random() < _CODED_SHARE else ""
         before, kept = kept, _with(kept, following, code)
         lines.append(f"cat {before.following} {note(following, code, random, 0)}{kept.summary}\n")
-    return "".join(lines)
+    return "".join([*lines, f"{write_answer(kept.code, kept.following)}\n"])
 
 
 def shell_log(problem: Problem) -> list[Message]:
     """Return one conversation of somebody who takes care; most notes are shorter than those of a task."""
     random = Random(f"log-{digest(problem)}")
-    place = random.random()
-    if place < _EDGE_SHARE:
-        kept = Kept(random.choice(CODES), problem.end)
+    names = random.choices(
+        (problem.end, START, problem.names[-1], random.choice(problem.names[1:])),
+        (_EDGE_SHARE, _EDGE_SHARE, _EDGE_SHARE, 1 - 3 * _EDGE_SHARE),
+    )
+    kept = _NOTHING if names == [START] else Kept(random.choice(CODES), *names)
+    if kept.at_end:
         return [_opening(problem, kept), _answer(kept)]
-    kept = _NOTHING if place > 1 - _EDGE_SHARE else Kept(random.choice(CODES), random.choice(problem.names[1:]))
     following, _ = problem.after(kept.following)
     code = random.choice(CODES) if kept == _NOTHING or random.random() < _CODED_SHARE else ""
     text = note(following, code, random, int((SENTENCES + 1) * random.random() ** 3))
