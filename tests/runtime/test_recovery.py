@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from etude.algorithm.doubles import GroupPlan, synthetic_group
-from etude.config import AlgorithmSection, CheckpointSection, SamplingSection, TrainerSection
+from etude.config import CheckpointSection, SamplingSection
 from etude.errors import RunError, StoreError
+from etude.learning_config import AlgorithmSection, TrainerSection
 from etude.policy.files import random_policy
 from etude.policy.shape import PolicyShape
 from etude.runtime.checkpoints import (
@@ -43,9 +44,11 @@ from etude.training.client import TrainerClient
 from etude.training.records import PublishRequest, StepRequest
 from etude.training.service import TrainerService
 from etude.training.trainer import Trainer, TrainerPlan
-from etude.types import VersionName, VersionRun
+from etude.types import VersionRun
+from etude.weight_types import VersionName
 from etude.weights.background import BackgroundPublisher
 from etude.weights.line import Line
+from etude.weights.publisher import open_publisher
 from etude.weights.reader import load_head, read_head
 
 SHAPE = PolicyShape(
@@ -265,6 +268,18 @@ async def test_a_version_that_was_recorded_and_not_published_is_published():
         pass
     after, _ = await head_weights(run)
     assert (after.lineage, after.version) == (before.lineage, 2)
+
+
+async def test_a_trainer_whose_run_another_one_took_over_makes_no_more_steps():
+    run = Run()
+    async with running(run) as client:
+        await run.step(client)
+        await open_publisher(run.store, lineage=(await read_head(run.store)).lineage)
+        before, _ = await head_weights(run)
+        with pytest.raises(RunError, match="another trainer was started for this run"):  # noqa: PT012
+            for _ in range(3):
+                await run.step(client)
+    assert (await head_weights(run))[0] == before
 
 
 async def test_other_bytes_open_a_lineage_at_the_same_version():
