@@ -159,6 +159,21 @@ async def test_one_owner_has_so_many_connections_and_others_have_theirs():
         assert await again.answer() == (200, 0)
 
 
+async def test_bodies_of_one_owner_that_are_being_read_are_bounded_together():
+    async with opened(buffered_bytes=1500, body_s=5.0) as door:
+        begun = GOOD + b"Content-Length: 1000\r\n\r\n" + b"x" * 800
+        first, second = await connect(door), await connect(door)
+        await first.send(begun)
+        await until(lambda: door.visitors.buffered("good") == 800)
+        await second.send(begun)
+        assert await second.answer() == (429, "too_many_bytes")
+        await first.send(b"x" * 200)
+        assert await first.answer() == (200, 1000)
+        third = await connect(door)
+        await third.send(begun + b"x" * 200)
+        assert await third.answer() == (200, 1000)
+
+
 @pytest.mark.parametrize(
     "head",
     [

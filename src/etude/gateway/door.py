@@ -95,7 +95,7 @@ class Door:
     async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
         async def read(owner: str) -> bytes:
             self.visitors.vouch(request.protocol, owner)
-            return await self._read(request)
+            return await self._read(request, owner)
 
         try:
             reply = await self._handler(_head_of(request), read)
@@ -113,7 +113,7 @@ class Door:
             await self._drain(request)
         return response
 
-    async def _read(self, request: web.BaseRequest) -> bytes:
+    async def _read(self, request: web.BaseRequest, owner: str) -> bytes:
         limit = self._bounds.body_bytes
         if (request.content_length or 0) > limit:
             raise refusals.body_too_large(limit)
@@ -122,20 +122,21 @@ class Door:
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
-        parts: list[bytes] = []
-        size = 0
+        body = bytearray()
         try:
             async with asyncio.timeout(self._bounds.body_s):
                 while part := await request.content.readany():
-                    size += len(part)
-                    if size > limit:
+                    self.visitors.buffer(owner, len(part))
+                    body += part
+                    if len(body) > limit:
                         raise refusals.body_too_large(limit)
-                    parts.append(part)
         except TimeoutError:
             raise refusals.malformed(f"the request's body was not there within {self._bounds.body_s:g} s") from None
         except web.RequestPayloadError as error:
             raise refusals.malformed("the request's body is broken off") from error
-        return b"".join(parts)
+        finally:
+            self.visitors.buffer(owner, -len(body))
+        return bytes(body)
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse, reply: Reply) -> None:
         try:

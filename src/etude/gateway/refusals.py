@@ -14,6 +14,7 @@ path is not served       404     not_served                   stop
 method is not served     405     not_served                   stop
 body too large           413     request_too_large            stop
 too many connections     429     too_many_connections         use those it has, after `Retry-After` seconds
+too many bytes at once   429     too_many_bytes               send less at once, after `Retry-After` seconds
 weights change           429     model_busy                   try again after `Retry-After` seconds
 sampler cannot answer    503     model_unavailable            try again after `Retry-After` seconds
 =======================  ======  ===========================  =======================================================
@@ -111,6 +112,12 @@ def too_many_connections(limit: int) -> CallRefusedError:
     return CallRefusedError(
         429, "too_many_connections", f"the session has {limit} connections: use those", retry_after_s=1
     )
+
+
+def too_many_bytes(limit: int) -> CallRefusedError:
+    """The session sends too much at the same time."""
+    message = f"the session sends more than {limit} bytes at the same time: send one request after the other"
+    return CallRefusedError(429, "too_many_bytes", message, retry_after_s=1)
 
 
 def of_sampler(error: Exception) -> tuple[CallRefusedError, str]:

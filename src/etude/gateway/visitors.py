@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from etude.gateway.refusals import too_many_connections
+from etude.gateway.refusals import too_many_bytes, too_many_connections
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,6 +23,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds in which a connection must show one."""
     connections: int = 128
     """Connections on which one session's key was shown; more are refused."""
+    buffered_bytes: int = 16 << 20
+    """Of one session's bodies that are being read."""
 
 
 @dataclass(slots=True)
@@ -39,6 +41,7 @@ class Visitors:
         self._strangers: OrderedDict[asyncio.BaseProtocol, _Stranger] = OrderedDict()
         self._owners: dict[asyncio.BaseProtocol, str] = {}
         self._held: Counter[str] = Counter()
+        self._buffered: Counter[str] = Counter()
         self.cut = 0
         """Connections of strangers that were cut: there were too many of them, or they took too long."""
 
@@ -62,6 +65,23 @@ class Visitors:
         self.leave(visitor)
         self._owners[visitor] = owner
         self._held[owner] += 1
+
+    def buffer(self, owner: str, num_bytes: int) -> None:
+        """Count bytes of bodies that are being read, or are not any more (below 0).
+
+        Raises:
+            CallRefusedError: The session has too many (429); these are not counted.
+        """
+        buffered = self._buffered[owner] + num_bytes
+        if num_bytes > 0 and buffered > self._bounds.buffered_bytes:
+            raise too_many_bytes(self._bounds.buffered_bytes)
+        self._buffered[owner] = buffered
+        if not buffered:
+            del self._buffered[owner]
+
+    def buffered(self, owner: str) -> int:
+        """Return the bytes of an owner's bodies that are being read."""
+        return self._buffered[owner]
 
     def is_stranger(self, visitor: asyncio.BaseProtocol) -> bool:
         """Return whether no key was shown on a connection."""
