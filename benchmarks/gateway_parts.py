@@ -27,6 +27,7 @@ from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
 from etude.interfaces import SessionSpec
 from etude.sampling.client import SamplerClient
+from etude.sampling.router import SamplerRouter
 from etude.types import Completion, FinishReason, SamplingParams, Support, VersionRun
 
 DRAWN, SUPPORT, RESULT_BYTES = 64, 8, 600
@@ -105,7 +106,11 @@ async def engine(*, delay_s: float) -> None:
 async def gateway(*, sampler: str, sessions: int) -> None:
     """Serve sessions that are open already; in the end, close them and tell what they hold."""
     async with SamplerClient(sampler) as client:
-        service = Gateway(sampler=client, renderer=ChatMLRenderer(TOKENIZER, "chatml-compact"), context_length=1 << 20)
+        service = Gateway(
+            sampler=SamplerRouter([client]),
+            renderer=ChatMLRenderer(TOKENIZER, "chatml-compact"),
+            context_length=1 << 20,
+        )
         await service.start()
         names = [f"session {number}" for number in range(sessions)]
         keys = [await service.open(spec(name)) for name in names]
