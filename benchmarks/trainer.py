@@ -32,7 +32,8 @@ from transformers import AutoModelForCausalLM
 from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.samples import Sample, SampleRules, samples_of
-from etude.config import AlgorithmSection, SamplingSection, ShapeSection, TrainerSection
+from etude.config import SamplingSection, ShapeSection
+from etude.learning_config import AlgorithmSection, TrainerSection
 from etude.policy.files import load_policy, load_shape, random_policy, save_policy
 from etude.policy.initial import shape_from
 from etude.policy.shape import PolicyShape

@@ -7,7 +7,7 @@ import torch
 
 from etude.algorithm.corrections import capped, clipped, correction_of, masked, trusted
 from etude.algorithm.losses import reinforce, score_centred
-from etude.config import AlgorithmSection
+from etude.learning_config import AlgorithmSection
 
 VECTORS = json.loads((Path(__file__).parents[1] / "golden" / "recipe_vectors.json").read_text())
 WEIGHTS = {

@@ -8,7 +8,7 @@ from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.packing import batch_of, pack, rows_of, sample_cost
 from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection
+from etude.learning_config import AlgorithmSection
 
 COST = sample_cost(1.0, 0.01)
 RULES = SampleRules(

@@ -11,7 +11,7 @@ from etude.algorithm.branches import branches_of
 from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules, defect
 from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection
+from etude.learning_config import AlgorithmSection
 from etude.types import Completion, Edge, FinishReason, Group, Node, Outcome, Support, Trajectory, VersionRun
 
 PLAN = GroupPlan(expert_layers=2, newest_version=3)

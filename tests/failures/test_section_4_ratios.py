@@ -15,10 +15,11 @@ from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.losses import reinforce, score_centred
 from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection, PoolSection, RunConfig
+from etude.config import PoolSection, RunConfig
 from etude.errors import SamplerError
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.renderers.chatml import ChatMLRenderer
+from etude.learning_config import AlgorithmSection
 from etude.policy.files import random_policy
 from etude.policy.quantise import FP8_ROWS, dequantise, quantise
 from etude.policy.shape import PolicyShape
@@ -39,7 +40,6 @@ from etude.training.scoring import score
 from etude.types import (
     Completion,
     FinishReason,
-    Head,
     Outcome,
     SamplerStatus,
     SamplingParams,
@@ -48,6 +48,7 @@ from etude.types import (
     Support,
     VersionRun,
 )
+from etude.weight_types import Head
 
 WAITS = {"P-47": "adapters: the start-up probe will compare each adapter's path with the trainer's"}
 

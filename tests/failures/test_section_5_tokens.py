@@ -19,12 +19,12 @@ from etude.algorithm.doubles import GroupPlan as SyntheticPlan
 from etude.algorithm.doubles import synthetic_group
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection
 from etude.gateway.doubles import ScriptedSampler
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
 from etude.interfaces import SessionSpec
+from etude.learning_config import AlgorithmSection
 from etude.rollout.buffer import Ticket
 from etude.rollout.group import GroupPlan, play_group
 from etude.rollout.record import encode_record

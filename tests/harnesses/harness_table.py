@@ -9,7 +9,7 @@ from harness_kit import TOKENIZER, Session
 
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection
+from etude.learning_config import AlgorithmSection
 from etude.types import Group
 
 

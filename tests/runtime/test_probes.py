@@ -26,7 +26,7 @@ from etude.sampling.sampler import EngineSampler
 from etude.telemetry.doubles import MemoryLedger
 from etude.training.records import TrainerStatus
 from etude.training.scoring import score
-from etude.types import Head
+from etude.weight_types import Head
 
 RENDERER = ChatMLRenderer(byte_tokenizer())
 TEXT = probe_text(RENDERER)

@@ -15,7 +15,8 @@ from etude.runtime.roster import Roster
 from etude.runtime.services import read_leases
 from etude.sampling.router import SamplerRouter
 from etude.telemetry.events import Quarantined
-from etude.types import Head, SampleRequest, SamplerStatus, SamplingParams
+from etude.types import SampleRequest, SamplerStatus, SamplingParams
+from etude.weight_types import Head
 
 HEAD = Head(lineage="l", version=3, digest="d3", anchor=0)
 A = Expected(sampler_id="a-0", pool="p", view="fp32")

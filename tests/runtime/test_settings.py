@@ -95,7 +95,7 @@ def test_names_below_a_free_table_keep_their_capitals():
     assert settings.config.harness.env == {"PATH": "/bin", "Lang": "C"}
 
 
-@given(st.sampled_from(KEYS), st.data())
+@given(st.sampled_from([key for key in KEYS if not key.startswith("harness.rules.")]), st.data())
 def test_a_mistyped_key_is_refused_with_a_key_that_exists(key, data):
     table, _, field = key.rpartition(".")
     at = data.draw(st.integers(0, len(field)))
@@ -120,7 +120,7 @@ def test_all_problems_are_listed_each_with_its_source(tmp_path):
             "ETUDE__EVAL__ATTEMPTS: eval.attempts: must be a valid integer, got 0.5",
             "--set: trainer.lr: must be greater than 0, got -1",
             f"{file}: pools.0.name: is required",
-            f"{file}: pools.0.view: must be 'fp32', 'bf16' or 'fp8', got \"int3\"",
+            f"{file}: pools.0.view: must be 'fp32', 'bf16', 'fp8', 'fp8_block', 'int8' or 'int4', got \"int3\"",
             f'{file}: trainer.steps: must be a valid integer, got "5"',
             f"{file}: trainer.lrr: unknown key; did you mean trainer.lr?",
         ]

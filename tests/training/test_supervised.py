@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from etude.config import OptimizerSection
+from etude.learning_config import OptimizerSection
 from etude.policy.files import random_policy
 from etude.policy.initial import initial_policy
 from etude.policy.shape import PolicyShape

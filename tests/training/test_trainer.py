@@ -10,8 +10,9 @@ from etude.algorithm.doubles import GroupPlan, synthetic_group
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.packing import batch_of
 from etude.algorithm.samples import SampleRules, samples_of
-from etude.config import AlgorithmSection, SamplingSection, TrainerSection
+from etude.config import SamplingSection
 from etude.errors import ConfigError, PolicyError, RunError, StoreError
+from etude.learning_config import AlgorithmSection, TrainerSection
 from etude.policy.files import random_policy
 from etude.policy.shape import PolicyShape
 from etude.telemetry.metrics import find

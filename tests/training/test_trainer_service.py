@@ -4,8 +4,9 @@ import threading
 import pytest
 
 from etude.algorithm.doubles import GroupPlan, synthetic_group
-from etude.config import AlgorithmSection, SamplingSection, TrainerSection
+from etude.config import SamplingSection
 from etude.errors import HostError, IntegrityError, RunError, TrainerLostError
+from etude.learning_config import AlgorithmSection, TrainerSection
 from etude.policy.files import random_policy
 from etude.policy.shape import PolicyShape
 from etude.telemetry.doubles import MemoryLedger
@@ -14,7 +15,7 @@ from etude.training.client import TrainerClient
 from etude.training.records import PublishRequest, RestoreRequest, StepRequest
 from etude.training.service import TrainerService
 from etude.training.trainer import Trainer, TrainerPlan
-from etude.types import Head
+from etude.weight_types import Head
 
 SHAPE = PolicyShape(
     model_type="qwen3", vocab_size=64, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, ffn_hidden=32,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from etude.policy.digest import held_digest
 from etude.policy.sum_hash import Sums, from_hex, sums_of, sums_of_changed_runs, sums_of_runs
-from etude.types import Box, TensorEntry
+from etude.weight_types import Box, TensorEntry
 from etude.weights.boxes import part
 from etude.weights.digest import box_sums, tensor_digest, version_digest
 from etude.weights.tensors import flatten

@@ -14,7 +14,7 @@ from etude.store.faulty import Faults, FaultyStore
 from etude.store.opening import open_store
 from etude.store.retrying import RetryingStore
 from etude.telemetry.clock import ManualClock
-from etude.types import VersionName
+from etude.weight_types import VersionName
 from etude.weights.chain import HEAD_KEY, WEIGHTS, ChainKeys
 from etude.weights.commits import Committer
 from etude.weights.comparison import compare

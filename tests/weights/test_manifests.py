@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from etude.errors import IntegrityError
-from etude.types import Box, Head, Manifest, PageName, Piece, Route, RoutePage, TensorEntry, VersionName
+from etude.weight_types import Box, Head, Manifest, PageName, Piece, Route, RoutePage, TensorEntry, VersionName
 from etude.weights.boxes import make_up, runs, slabs, whole
 from etude.weights.chain import ChainKeys, parse_head
 from etude.weights.digest import version_digest

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.errors import IntegrityError
-from etude.types import Route
+from etude.weight_types import Route
 from etude.weights.planner import MAX_PATH, MAX_ROUTES, bytes_of, cheapest
 
 

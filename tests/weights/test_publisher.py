@@ -13,7 +13,7 @@ import torch
 from etude.errors import HostError, IntegrityError, StoreError
 from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock
-from etude.types import PageName
+from etude.weight_types import PageName
 from etude.weights.background import BackgroundPublisher
 from etude.weights.chain import HEAD_KEY
 from etude.weights.follower import Follower

@@ -13,7 +13,7 @@ from etude.errors import IntegrityError, StoreError, VersionTakenError
 from etude.store.faulty import Faults, FaultyStore
 from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock
-from etude.types import Box
+from etude.weight_types import Box
 from etude.weights.boxes import part
 from etude.weights.commits import Committer
 from etude.weights.fencing import claim

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from etude.config import AlgorithmSection
+from etude.learning_config import AlgorithmSection
 
 BAND_SLACK = 1e-6
 """On the log-ratio, so that a ratio equal to a bound is inside whichever way it was rounded."""

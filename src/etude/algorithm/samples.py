@@ -12,7 +12,7 @@ from etude.algorithm.advantages import centred, standardised
 from etude.algorithm.branches import Branch, branches_of
 from etude.algorithm.ingest import IngestRules, defect
 from etude.algorithm.staleness import token_versions
-from etude.config import AlgorithmSection
+from etude.learning_config import AlgorithmSection
 from etude.types import WITH_REWARD, Group, Node, Trajectory
 
 

@@ -17,7 +17,8 @@ from etude.runtime.probe_comparison import Tolerance, compare, floats, tolerance
 from etude.runtime.probe_text import ProbeText
 from etude.runtime.probes import ProbedSampler, Scorer, held_defect
 from etude.training.records import TrainerStatus
-from etude.types import Head, SamplerStatus, SamplingParams, Scored, ScoreRequest
+from etude.types import SamplerStatus, SamplingParams, Scored, ScoreRequest
+from etude.weight_types import Head
 
 _VERSIONS_KEPT = 64
 _CONFIRMED = 2

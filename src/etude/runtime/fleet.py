@@ -31,7 +31,8 @@ from etude.sampling.seats import Terms
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.waits import waiting
 from etude.training.client import TrainerClient
-from etude.types import Head, SamplerStatus, SamplingParams
+from etude.types import SamplerStatus, SamplingParams
+from etude.weight_types import Head
 from etude.weights.reader import read_head
 
 START_S = 180.0

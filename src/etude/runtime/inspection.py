@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from etude.types import Head, SamplerStatus
+from etude.types import SamplerStatus
+from etude.weight_types import Head
 
 _SLOW_TIMES = 50.0
 """How much slower than the middle one of its peers a sampler may be."""

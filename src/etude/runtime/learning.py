@@ -5,11 +5,12 @@ import shutil
 
 import torch
 
-from etude.config import OptimizerSection, RunConfig
+from etude.config import RunConfig
 from etude.errors import ConfigError
 from etude.gateway.renderers.chatml import TURN_END
 from etude.gateway.renderers.registry import load_renderer
 from etude.interfaces import MetricSink
+from etude.learning_config import OptimizerSection
 from etude.policy.decoder import Decoder
 from etude.policy.files import load_policy, save_policy
 from etude.policy.initial import initial_policy, shape_from

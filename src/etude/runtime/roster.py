@@ -15,7 +15,8 @@ from etude.sampling.seats import Terms
 from etude.telemetry.doubles import NO_LEDGER
 from etude.telemetry.events import Quarantined
 from etude.telemetry.waits import waiting
-from etude.types import Head, SamplerStatus
+from etude.types import SamplerStatus
+from etude.weight_types import Head
 
 _PROVEN_WITHIN_S = 300.0
 

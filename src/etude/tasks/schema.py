@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, ValidationError, field_validator
 
-from etude.config import Section
+from etude.learning_config import Section
 from etude.problems import checked, explain
 from etude.tasks.finding import Finding
 

@@ -9,8 +9,8 @@ from etude.algorithm.corrections import Correction, correction_of
 from etude.algorithm.diagnostics import TokenRecord
 from etude.algorithm.losses import TokenLoss, reinforce, score_centred
 from etude.algorithm.packing import MicroBatch
-from etude.config import AlgorithmSection
 from etude.errors import ConfigError
+from etude.learning_config import AlgorithmSection
 from etude.policy.decoder import Decoder
 from etude.policy.logprobs import chunks, support_logits, support_rows
 

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from etude.config import TrainerSection
 from etude.errors import PolicyError, RunError, StoreError
+from etude.learning_config import TrainerSection
 from etude.policy.decoder import Decoder
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")

@@ -26,7 +26,8 @@ from etude.training.records import (
     StoredFile,
 )
 from etude.training.trainer import Trainer
-from etude.types import Group, Head, ScoreRequest, StepReport
+from etude.types import Group, ScoreRequest, StepReport
+from etude.weight_types import Head
 
 Asked = TypeVar("Asked")
 Result = TypeVar("Result")

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from etude.config import OptimizerSection
+from etude.learning_config import OptimizerSection
 from etude.policy.decoder import Decoder
 from etude.policy.logprobs import chunks
 from etude.training.muon import Muon

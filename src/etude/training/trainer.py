@@ -12,8 +12,9 @@ from etude.algorithm.diagnostics import TokenRecord, diagnose, joined
 from etude.algorithm.ingest import IngestRules
 from etude.algorithm.packing import MicroBatch, pack, sample_cost
 from etude.algorithm.samples import GroupSamples, SampleRules, TokenAccount, samples_of
-from etude.config import AlgorithmSection, SamplingSection, TrainerSection
+from etude.config import SamplingSection
 from etude.errors import RunError
+from etude.learning_config import AlgorithmSection, TrainerSection
 from etude.policy.decoder import Decoder
 from etude.policy.shape import PolicyShape
 from etude.telemetry.events import TrainedGroup

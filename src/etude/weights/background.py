@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from torch import Tensor
 
 from etude.errors import RunError
-from etude.types import Head, Manifest
+from etude.weight_types import Head, Manifest
 from etude.weights.line import Line
 from etude.weights.publisher import Publisher
 from etude.weights.tensors import FlatTensor

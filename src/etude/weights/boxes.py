@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.types import Box
+from etude.weight_types import Box
 
 Shape = tuple[int, ...]
 

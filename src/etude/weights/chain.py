@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from etude.errors import IntegrityError
-from etude.types import Head
+from etude.weight_types import Head
 
 FORMAT = 2
 MAX_HEAD_BYTES = 4096

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from etude.errors import VersionTakenError
 from etude.interfaces import ObjectStore
 from etude.telemetry.events import Published
-from etude.types import Head, Manifest, PageName, Route, RoutePage, VersionName
+from etude.weight_types import Head, Manifest, PageName, Route, RoutePage, VersionName
 from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage
 from etude.weights.digest import version_digest
 from etude.weights.fencing import Claim

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import IntegrityError
-from etude.types import Box, Manifest, TensorEntry
+from etude.weight_types import Box, Manifest, TensorEntry
 from etude.weights.boxes import part, put
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import DIFFERENCES, decode

@@ -10,7 +10,7 @@ from contextlib import aclosing
 
 from etude.interfaces import Bucket, Clock
 from etude.policy.views import View, in_view
-from etude.types import Manifest
+from etude.weight_types import Manifest
 from etude.weights.chain import ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.follower import Follower, StagedVersion

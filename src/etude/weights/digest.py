@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.policy.sum_hash import Sums, sums_of, sums_of_runs
-from etude.types import Box, TensorEntry
+from etude.weight_types import Box, TensorEntry
 from etude.weights.boxes import runs
 from etude.weights.ulp import LAYOUTS
 

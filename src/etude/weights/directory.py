@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.errors import HostError, IntegrityError
-from etude.types import TensorEntry
+from etude.weight_types import TensorEntry
 from etude.weights.digest import tensor_digest, version_digest
 from etude.weights.disk import Disk, LocalDisk, write_whole
 from etude.weights.journal import read_end, replay

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from etude.errors import FencedError, ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, parse_head
 
 _ATTEMPTS = 20

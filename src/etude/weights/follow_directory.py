@@ -1,6 +1,6 @@
 """A Hugging Face directory kept at the newest version of a chain."""
 
-from etude.types import Manifest
+from etude.weight_types import Manifest
 from etude.weights.directory import DirectoryState, WeightsDirectory
 from etude.weights.downloads import Objects
 from etude.weights.follower import PathFollower

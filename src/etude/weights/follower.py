@@ -8,7 +8,7 @@ from torch import Tensor
 
 from etude.errors import IntegrityError, StoreError
 from etude.interfaces import Clock, ObjectStore
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects
 from etude.weights.heads import HeadWatch

@@ -7,7 +7,7 @@ import numpy as np
 
 from etude.errors import PolicyError
 from etude.interfaces import ObjectStore
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.history import kept_routes
 from etude.weights.paths import read_manifest

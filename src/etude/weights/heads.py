@@ -6,7 +6,7 @@ from typing import NamedTuple, cast
 
 from etude.errors import IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, parse_head
 
 _IfChanged = Callable[..., Awaitable[tuple[bytes, str] | None]]

@@ -6,7 +6,7 @@ import msgspec
 
 from etude.errors import ConfigError, ObjectMissingError
 from etude.interfaces import ObjectStore
-from etude.types import Head, PageName, Route
+from etude.weight_types import Head, PageName, Route
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.manifests import MAX_MANIFEST_BYTES
 from etude.weights.paths import MAX_VERSION_BYTES, Held, find_path, read_manifest, read_pages, start_of

@@ -7,7 +7,7 @@ import msgspec
 
 from etude.errors import StoreError
 from etude.interfaces import ObjectStore
-from etude.types import Route
+from etude.weight_types import Route
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.decoding import Staging
 from etude.weights.downloads import StoreObjects

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from etude.errors import IntegrityError, ObjectMissingError, VersionTakenError
 from etude.interfaces import Bucket
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.commits import Announce
 from etude.weights.digest import version_digest

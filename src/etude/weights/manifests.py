@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from etude.errors import IntegrityError
-from etude.types import Box, Manifest, Piece, TensorEntry
+from etude.weight_types import Box, Manifest, Piece, TensorEntry
 from etude.weights.bits import compress, decompress, frame_size
 from etude.weights.boxes import make_up
 from etude.weights.chain import FORMAT, WEIGHTS, ChainKeys, check_lineage, decode_record, is_sha256, require

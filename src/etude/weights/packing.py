@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.policy.sum_hash import Sums, sums_of_changed_runs, sums_of_runs
-from etude.types import Box
+from etude.weight_types import Box
 from etude.weights.boxes import Shape, runs, slabs
 from etude.weights.codec import RICE_ULP, Difference, encode
 from etude.weights.delta import MAX_TILE

@@ -9,7 +9,7 @@ import msgspec
 
 from etude.errors import IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
-from etude.types import Head, Manifest, PageName, Route, RoutePage
+from etude.weight_types import Head, Manifest, PageName, Route, RoutePage
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.decoding import objects_of
 from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, Wanted, in_order

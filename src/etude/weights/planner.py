@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from etude.errors import IntegrityError
-from etude.types import Route
+from etude.weight_types import Route
 
 MAX_ROUTES = 1 << 17
 """Of one lineage: a run of 100,000 versions that deletes nothing. What claims more is refused unread."""

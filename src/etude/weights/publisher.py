@@ -11,7 +11,7 @@ from torch import Tensor
 
 from etude.errors import IntegrityError, ObjectMissingError, VersionTakenError
 from etude.interfaces import Bucket
-from etude.types import Head, Manifest, PageName
+from etude.weight_types import Head, Manifest, PageName
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.commits import Announce, Committer, tell_nobody

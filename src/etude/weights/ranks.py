@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from etude.errors import IntegrityError
 from etude.interfaces import Bucket
 from etude.policy.sum_hash import Sums, from_hex
-from etude.types import Box, Piece, TensorEntry
+from etude.weight_types import Box, Piece, TensorEntry
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.codec import RICE_ULP, Difference
 from etude.weights.digest import box_sums

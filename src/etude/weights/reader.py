@@ -6,7 +6,7 @@ import msgspec
 
 from etude.errors import ObjectMissingError
 from etude.interfaces import ObjectStore
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, parse_head
 from etude.weights.decoding import Staging
 from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects

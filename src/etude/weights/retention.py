@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import Clock, ErasableStore, ObjectStore
 from etude.telemetry.clock import wall_time
-from etude.types import Head, PageName, Route
+from etude.weight_types import Head, PageName, Route
 from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, decode_record, parse_head
 from etude.weights.leases import ReaderLease, read_leases
 from etude.weights.manifests import object_sizes

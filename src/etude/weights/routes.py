@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
-from etude.types import PageName, Route, RoutePage
+from etude.weight_types import PageName, Route, RoutePage
 from etude.weights.chain import FORMAT, WEIGHTS, ChainKeys, check_lineage, decode_record, is_sha256, require
 
 MAX_PAGE_BYTES = 1 << 20

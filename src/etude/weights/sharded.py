@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from etude.types import Manifest, VersionName
+from etude.weight_types import Manifest, VersionName
 from etude.weights.commits import Committer
 from etude.weights.digest import version_digest
 from etude.weights.packing import Slice

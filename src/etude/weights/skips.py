@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from etude.errors import HostError
-from etude.types import VersionName
+from etude.weight_types import VersionName
 from etude.weights.packing import Slice
 from etude.weights.ranks import Snapshot
 

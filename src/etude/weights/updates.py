@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from etude.errors import IntegrityError
 from etude.policy.sum_hash import Sums, from_hex
-from etude.types import Box, Manifest, TensorEntry
+from etude.weight_types import Box, Manifest, TensorEntry
 from etude.weights.boxes import part, runs
 from etude.weights.decoding import Decoded, check_digest, decode_object
 from etude.weights.digest import box_sums, tensor_digest

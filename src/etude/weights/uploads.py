@@ -4,7 +4,7 @@ import asyncio
 
 from etude.errors import StoreError
 from etude.interfaces import Bucket
-from etude.types import Piece
+from etude.weight_types import Piece
 from etude.weights.chain import ChainKeys
 from etude.weights.digest import object_name
 from etude.weights.packing import Encoded

@@ -9,7 +9,7 @@ from etude.config import RunConfig
 from etude.runtime.audit.facts import Facts
 from etude.runtime.audit.findings import Tally
 from etude.tasks.source import SeededTaskSource
-from etude.types import Head
+from etude.weight_types import Head
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

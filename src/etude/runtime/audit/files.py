@@ -16,7 +16,7 @@ from etude.runtime.audit.group_files import note_group, note_rollout
 from etude.runtime.audit.weight_files import collected
 from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import METRICS_KEY, SUMMARY_KEY
-from etude.types import Head
+from etude.weight_types import Head
 from etude.weights.chain import HEAD_KEY, WEIGHTS
 
 NOT_COVERED = ("logs/", "services/", "probes/", "samplers/", "sandboxes/", "weights/readers/", "views/")

@@ -5,7 +5,7 @@ import msgspec
 from etude.errors import EtudeError, IntegrityError, ObjectMissingError
 from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
-from etude.types import Head, Manifest
+from etude.weight_types import Head, Manifest
 from etude.weights.chain import WEIGHTS
 from etude.weights.decoding import apply
 from etude.weights.digest import object_name
