@@ -21,7 +21,9 @@ class Gate:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
-        self._drawing: set[asyncio.Task[Completion]] = set()
+        self._drawing: set[asyncio.Task[object]] = set()
+        """Tasks that wait for the sampler."""
+        self._aborted: set[asyncio.Task[object]] = set()
         self.paused: PauseMode | Literal[""] = ""
         """How; empty while requests go through."""
         self.weight_version: int | None = None
@@ -41,19 +43,20 @@ class Gate:
         """Return what the sampler draws; raise `SamplerBusyError` when it is paused, and what the sampler raises."""
         if self.paused:
             raise SamplerBusyError(f"request {request.request_id}: sampling is paused, ask again")
-        drawing = asyncio.ensure_future(self._sampler.sample(request))
-        self._drawing.add(drawing)
+        asker = asyncio.current_task()
+        assert asker is not None
+        self._drawing.add(asker)
         began = perf_counter()
         try:
-            completion = await drawing
+            completion = await self._sampler.sample(request)
         except asyncio.CancelledError:
-            asker = asyncio.current_task()
-            if asker is not None and asker.cancelling():
-                drawing.cancel()
-                raise
-            raise SamplerBusyError(f"request {request.request_id} was aborted by a pause, ask again") from None
+            # Unless somebody else wants it to end as well.
+            if asker in self._aborted and not asker.uncancel():
+                raise SamplerBusyError(f"request {request.request_id} was aborted by a pause, ask again") from None
+            raise
         finally:
-            self._drawing.discard(drawing)
+            self._drawing.discard(asker)
+            self._aborted.discard(asker)
         self.num_drawn += 1
         self.tokens_drawn += len(completion.token_ids)
         self.seconds += perf_counter() - began
@@ -71,8 +74,9 @@ class Gate:
         """
         self.paused = mode
         if mode == "abort":
-            for drawing in self._drawing:
-                drawing.cancel()
+            for asker in self._drawing - self._aborted:
+                asker.cancel()
+            self._aborted |= self._drawing
         if mode != "keep" and self._drawing:
             await asyncio.wait(set(self._drawing), timeout=timeout_s)
         return len(self._drawing)
