@@ -166,12 +166,14 @@ async def harnesses(*, url: str, keys: list[str], every_s: float, seconds: float
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             sent = time.perf_counter()
             data = f'{{"model":"m","messages":[{said}]}}'.encode()
-            async with http.post(f"{url}/v1/chat/completions", data=data, headers=headers) as response:
-                body = await response.read()
+            status, body = 0, b""
+            with suppress(TimeoutError, aiohttp.ClientError):
+                async with http.post(f"{url}/v1/chat/completions", data=data, headers=headers) as response:
+                    status, body = response.status, await response.read()
             took.append(time.perf_counter() - sent)
             late.append(sent - due)
             due = due + every_s if every_s else time.perf_counter()
-            if response.status != 200:
+            if status != 200:
                 failed += 1
                 continue
             told = json.loads(body)
