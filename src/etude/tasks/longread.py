@@ -3,7 +3,7 @@
 Each note names the next one, at the end of its text, and some have a code; asked for are the last code and the place at
 which the last note says that the trail ends. Only a note says where the trail goes on, and which code was the last one
 shows at the end, many notes later: an agent whose context holds only some of them has to carry code and name by itself.
-Whoever stops early guesses a place out of eight. Everything derives from a seed.
+Whoever stops early guesses a place out of twenty. Everything derives from a seed.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from etude.tasks.longread_words import ADJECTIVES, CODES, ENDS, NAMES, NOUNS, VERBS
+from etude.tasks.longread_words import ADJECTIVES, CODES, NAMES, NOUNS, VERBS
 
 START = "start"
 NUM_NOTES = 14
@@ -68,12 +68,12 @@ def problems(seed: str, *, exclude: frozenset[str] = frozenset()) -> Iterator[Pr
     random = Random(f"longread-{seed}")
     seen = set(exclude)
     while True:
-        names = (START, *random.sample(NAMES, NUM_NOTES - 1))
+        *onward, end = random.sample(NAMES, NUM_NOTES)
+        names = (START, *onward)
         coded = {0, *random.sample(range(1, LAST_CODE), CODED_NOTES - 1)}
         codes = tuple(random.choice(CODES) if place in coded else "" for place in range(NUM_NOTES))
-        end = random.choice(ENDS)
-        said = zip(names, (*names[1:], end), codes, strict=True)
-        notes = {name: note(following, code, random, SENTENCES) for name, following, code in said}
+        said = zip(names, (*onward, end), codes, strict=True)
+        notes = {name: note(to, code, random, SENTENCES, is_last=to == end) for name, to, code in said}
         problem = Problem(names, codes, end, notes)
         if problem.trail not in seen:
             seen.add(problem.trail)
@@ -85,11 +85,11 @@ def texts_of(chosen: list[Problem]) -> frozenset[str]:
     return frozenset(problem.trail for problem in chosen)
 
 
-def note(following: str, code: str, random: Random, num_sentences: int) -> str:
+def note(following: str, code: str, random: Random, num_sentences: int, *, is_last: bool) -> str:
     """Return the text of a note: idle talk, then its code, if it has one, and the following name or the end."""
     talk = [_sentence(random) for _ in range(num_sentences)]
     coded = f"The code is {code}." if code else "It has no code."
-    onward = f"The trail ends at {following}." if following in ENDS else f"The next note is {following}."
+    onward = f"The trail ends at {following}." if is_last else f"The next note is {following}."
     return " ".join([*talk, coded, onward]) + "\n"
 
 

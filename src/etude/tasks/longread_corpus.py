@@ -5,7 +5,7 @@ from random import Random
 from typing import NamedTuple
 
 from etude.tasks.longread import SENTENCES, START, Problem, digest, instruction, note, write_answer
-from etude.tasks.longread_words import CODES, ENDS
+from etude.tasks.longread_words import CODES
 from etude.tasks.mini_talk import SO_FAR, SUMMARISE, Message, called, commands, said, user
 
 CARELESS_SHARE = 0.3
@@ -13,7 +13,7 @@ CARELESS_SHARE = 0.3
 
 _SOURCE_LINES = 6
 
-_EDGE_SHARE = 0.2
+_EDGE_SHARE = 0.15
 """Of the drills, those with the first note, as many with the last one, and as many after it."""
 
 
@@ -30,16 +30,13 @@ class Kept(NamedTuple):
     """The last one so far."""
     following: str
     """Name of the note to read next, or the end."""
+    at_end: bool = False
+    """Whether there is no note left to read."""
 
     @property
     def summary(self) -> str:
         """As it is written down."""
         return f"code {self.code or _LOST} {'end' if self.at_end else 'next'} {self.following}"
-
-    @property
-    def at_end(self) -> bool:
-        """Whether there is no note left to read."""
-        return self.following in ENDS
 
 
 _NOTHING = Kept("", START)
@@ -51,11 +48,11 @@ def source(problem: Problem) -> str:
     random = Random(f"source-{digest(problem)}")
     kept = Kept(random.choice(CODES), START)
     lines = [f"{kept.summary}\n"]
-    for following in (*problem.names[1:_SOURCE_LINES], problem.end):
+    for following in problem.names[1:_SOURCE_LINES]:
         code = random.choice(CODES) if random.random() < _CODED_SHARE else ""
-        before, kept = kept, _with(kept, following, code)
-        lines.append(f"cat {before.following} {note(following, code, random, 0)}{kept.summary}\n")
-    return "".join([*lines, f"{write_answer(kept.code, kept.following)}\n"])
+        before, kept = kept, _with(kept, following, code, problem)
+        lines.append(f"cat {before.following} {note(following, code, random, 0, is_last=False)}{kept.summary}\n")
+    return "".join(lines)
 
 
 def shell_log(problem: Problem) -> list[Message]:
@@ -65,14 +62,14 @@ def shell_log(problem: Problem) -> list[Message]:
         (problem.end, START, problem.names[-1], random.choice(problem.names[1:])),
         (_EDGE_SHARE, _EDGE_SHARE, _EDGE_SHARE, 1 - 3 * _EDGE_SHARE),
     )
-    kept = _NOTHING if names == [START] else Kept(random.choice(CODES), *names)
+    kept = _NOTHING if names == [START] else Kept(random.choice(CODES), *names, at_end=names == [problem.end])
     if kept.at_end:
         return [_opening(problem, kept), _answer(kept)]
     following, _ = problem.after(kept.following)
     code = random.choice(CODES) if kept == _NOTHING or random.random() < _CODED_SHARE else ""
-    text = note(following, code, random, int((SENTENCES + 1) * random.random() ** 3))
+    text = note(following, code, random, int((SENTENCES + 1) * random.random() ** 3), is_last=following == problem.end)
     read = commands([(f"cat {kept.following}", text)])
-    return [_opening(problem, kept), *read, user(SUMMARISE), said(_with(kept, following, code).summary)]
+    return [_opening(problem, kept), *read, user(SUMMARISE), said(_with(kept, following, code, problem).summary)]
 
 
 def demonstrations(
@@ -101,16 +98,17 @@ def _chain(
         full = is_full(talk)
         talk.append(result)
         following, code = problem.after(kept.following)
-        kept = Kept(code, following) if full and random.random() < careless_share else _with(kept, following, code)
+        before = _NOTHING if full and random.random() < careless_share else kept
+        kept = _with(before, following, code, problem)
         if full:
             yield [*talk, user(SUMMARISE), said(kept.summary)]
             talk = [_opening(problem, kept)]
     yield [*talk, _answer(kept)]
 
 
-def _with(kept: Kept, following: str, code: str) -> Kept:
+def _with(kept: Kept, following: str, code: str, problem: Problem) -> Kept:
     """Return what to carry after one more note."""
-    return Kept(code or kept.code, following)
+    return Kept(code or kept.code, following, at_end=following == problem.end)
 
 
 def _opening(problem: Problem, kept: Kept) -> Message:

@@ -4,7 +4,7 @@ NAMES = (  # noqa: SIM905 words are read more easily without quotes
     "amber cedar coral delta ember flint grove heron ivory jade lotus maple onyx opal poppy quartz "
     "raven saffron velvet zinc"
 ).split()
-"""Names of notes."""
+"""Names of notes, and of places at which a trail ends."""
 
 NOUNS = (  # noqa: SIM905
     "baker boat bridge candle castle cook door farmer garden horse key king lamp letter mill queen road sailor table "
@@ -16,6 +16,3 @@ ADJECTIVES = "big bright cold dark fast heavy kind lost new old quiet red small 
 VERBS = "bought carried found helped made saw sold took wanted watched".split()  # noqa: SIM905
 
 CODES = tuple("0123456789")
-
-ENDS = ("north", "south", "east", "west", "spring", "summer", "autumn", "winter")
-"""Where trails end."""
