@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false
 """A run in which one pool follows the chain of its view."""
 
 import asyncio

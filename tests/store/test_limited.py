@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportGeneralTypeIssues=false
 import asyncio
 
 import pytest

@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false
 """The whole chain in a bucket of a real S3 server: publish, follow, fence, collect."""
 
 import asyncio

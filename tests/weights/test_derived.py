@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false
 """Chains of views against what samplers make of the published weights themselves."""
 
 import asyncio
