@@ -75,7 +75,7 @@ async def test_a_demonstrated_chain_has_the_ids_that_the_gateway_captures_from_t
         captured[-1] += [*node.prompt_ids, *node.completion.token_ids]
         learned[-1] += [False] * len(node.prompt_ids) + [True] * len(node.completion.token_ids)
     assert sorted(zip(captured, learned, strict=True)) == sorted(documents)
-    assert (tmp_path / "answer.txt").read_text() == f"{problem.code} {problem.end}\n"
+    assert (tmp_path / "answer.txt").read_text() == f"code {problem.code} end {problem.end}\n"
 
 
 async def play(renderer, sampler, instruction, directory):
@@ -125,7 +125,7 @@ def test_careful_chains_end_in_the_answer_and_careless_ones_mostly_do_not():
         assert windows[-1][-1] == longread_corpus.called(
             ("shell", {"command": longread.write_answer(problem.code, problem.end)}), ("submit", {})
         )
-    right = sum(f"echo {problem.code} " in str(windows[-1][-1]) for problem, windows in chains(40, 0.0))
+    right = sum(f"echo code {problem.code} " in str(windows[-1][-1]) for problem, windows in chains(40, 0.0))
     assert 0 < right < 20
 
 

@@ -70,7 +70,7 @@ def test_a_task_is_a_clean_harbor_task(tmp_path):
     assert lint(path) == []
 
 
-@pytest.mark.parametrize("kind", ["right", "wrong", "none", "link", "huge"])
+@pytest.mark.parametrize("kind", ["right", "told", "wrong", "none", "link", "huge"])
 def test_the_tests_pass_the_right_answer_alone(tmp_path, kind):
     [problem] = take(1)
     task = longread.write_task(problem, tmp_path / "tasks")
@@ -81,6 +81,8 @@ def test_the_tests_pass_the_right_answer_alone(tmp_path, kind):
     match kind:
         case "right":
             answer.write_text(f"{problem.code} {problem.end}\n")
+        case "told":
+            answer.write_text(f"code {problem.code} end {problem.end}\n")
         case "wrong":
             answer.write_text(f"{(int(problem.code) + 1) % 10} {problem.end}\n")
         case "link":
@@ -91,11 +93,11 @@ def test_the_tests_pass_the_right_answer_alone(tmp_path, kind):
     for inside, outside in (("/app/", f"{app}/"), ("/tests/", f"{task}/tests/"), ("/logs/verifier/", f"{logs}/")):
         script = script.replace(inside, outside)
     subprocess.run(["sh", "-c", script], check=True)
-    assert (logs / "reward.txt").read_text() == ("1\n" if kind == "right" else "0\n")
+    assert (logs / "reward.txt").read_text() == ("1\n" if kind in {"right", "told"} else "0\n")
 
 
 def test_the_solution_writes_the_answer(tmp_path):
     [problem] = take(1)
     task = longread.write_task(problem, tmp_path / "tasks")
     subprocess.run(["sh", str(task / "solution" / "solve.sh")], cwd=tmp_path, check=True)
-    assert (tmp_path / "answer.txt").read_text() == (task / "tests" / "expected.txt").read_text()
+    assert (tmp_path / "answer.txt").read_text() == f"code {problem.code} end {problem.end}\n"

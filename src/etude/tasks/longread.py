@@ -60,7 +60,7 @@ class Problem:
 
 def write_answer(code: str, end: str) -> str:
     """Return the shell command that answers with this code and end."""
-    return f"echo {code} {end} > answer.txt"
+    return f"echo code {code} end {end} > answer.txt"
 
 
 def problems(seed: str, *, exclude: frozenset[str] = frozenset()) -> Iterator[Problem]:
@@ -126,12 +126,14 @@ def write_task(problem: Problem, directory: Path) -> Path:
     (task / "environment" / "Dockerfile").write_text("FROM python:3.11-slim\nWORKDIR /app\nCOPY notes/ /app/\n")
     (task / "tests" / "expected.txt").write_text(f"{problem.code} {problem.end}\n")
     script = task / "tests" / "test.sh"
-    # The answer is the agent's: it may be of any size, or a link to what is expected.
+    # The answer is hostile: of any size, or a link to what is expected. Saying what is what is no mistake.
     script.write_text(
         "#!/bin/sh\n"
         "reward=0\n"
-        "if [ -f /app/answer.txt ] && [ ! -L /app/answer.txt ] &&\n"
-        '    [ "$(head -c 4096 /app/answer.txt)" = "$(cat /tests/expected.txt)" ]; then reward=1; fi\n'
+        "if [ -f /app/answer.txt ] && [ ! -L /app/answer.txt ]; then\n"
+        "    answer=$(head -c 4096 /app/answer.txt | sed 's/code //; s/end //')\n"
+        '    if [ "$answer" = "$(cat /tests/expected.txt)" ]; then reward=1; fi\n'
+        "fi\n"
         "echo $reward > /logs/verifier/reward.txt\n"
     )
     solution = task / "solution" / "solve.sh"
