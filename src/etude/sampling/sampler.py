@@ -256,12 +256,13 @@ class EngineSampler:
             return
         entry.num_bytes = _num_bytes(entry)
         self._remembered += entry.num_bytes
-        for name, oldest in list(self._entries.items()):
-            if self._remembered <= self._remember_bytes:
+        while self._remembered > self._remember_bytes:
+            # Unfinished ones are few, so this looks at few.
+            oldest = next((known for known in self._entries.values() if known.future.done()), None)
+            if oldest is None:
                 break
-            if oldest.future.done():
-                self._remembered -= oldest.num_bytes
-                del self._entries[name]
+            self._remembered -= oldest.num_bytes
+            del self._entries[oldest.request.request_id]
 
 
 def _num_bytes(entry: _Entry) -> int:
