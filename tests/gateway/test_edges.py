@@ -8,8 +8,10 @@ from pydantic import ValidationError
 from session_kit import TOOLS, Harness, Talk
 
 from etude.config import EdgeRule
+from etude.gateway.edges import Relations, Told
 from etude.gateway.quotes import Quoting, blank_free, quotable
 from etude.gateway.renderers.chatml import ChatMLRenderer
+from etude.types import Edge
 
 LONG = "The fault is in line seven of the parser."
 
@@ -267,3 +269,15 @@ def test_a_short_text_within_a_line_is_no_quote():
     assert not Quoting("all is ok here").quotes("ok")
     assert Quoting("all of this is here: " + LONG.replace(" ", "\n")).quotes(LONG)
     assert quotable("a<summary>b</summary>c") == ("a<summary>b</summary>c", "b")
+
+
+def test_a_root_that_is_moved_below_a_call_of_its_own_agent_stays_the_root():
+    relations = Relations(())
+    answer = {"role": "assistant", "content": "done"}
+    for told, parent in (
+        (Told(edge=Edge.ROOT, reason="first"), None),
+        (Told(edge=Edge.CONTINUATION, reason="next"), 0),
+    ):
+        relations.learn(told, parent=parent, answer=answer, asked=0, length=10, call_id="")
+    relations.move(0, 1)
+    assert [relations.agent(node_id) for node_id in (0, 1)] == [0, 0]

@@ -102,8 +102,10 @@ class Relations:
 
     def move(self, root: int, parent: int) -> None:
         """Make a root the child of a call that was answered after it."""
-        if self._agents[root] == root:
-            self._moved[root] = self.agent(parent)
+        agent = self.agent(parent)
+        # The parent may be of the same agent: then nobody moves.
+        if self._agents[root] == root != agent:
+            self._moved[root] = agent
         self._out.pop(root, None)
         self._unlinked = [other for other in self._unlinked if other != root]
         self._went_on.setdefault(parent, self._known[root].asked)
