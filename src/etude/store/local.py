@@ -101,7 +101,7 @@ class FileStore(RemoteStore):
         with self._typed("lock", check_key(key)):
             descriptor = os.open(self.root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            while not _try_lock(descriptor):
+            while not try_lock(descriptor):
                 if asyncio.get_running_loop().time() > deadline:
                     msg = (
                         f"object {key!r} in {self.name}: {LOCK_NAME} was held by another process for "
@@ -114,7 +114,8 @@ class FileStore(RemoteStore):
             os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def try_lock(descriptor: int) -> bool:
+    """Take an open file's lock and return True, or False when another process has it; the kernel frees it on death."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,7 +1,6 @@
 """Objects on this machine's disk, so that its replicas download each of them once."""
 
 import asyncio
-import fcntl
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from etude.errors import HostError, IntegrityError
 from etude.interfaces import Clock
+from etude.store.local import try_lock
 from etude.weights.downloads import Objects, Wanted, check
 
 _LOCK_POLL_S = 0.02
@@ -100,16 +100,8 @@ class HostCache:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             deadline = self._clock.now() + self._lock_s
-            while not _try_lock(descriptor) and self._clock.now() < deadline:
+            while not try_lock(descriptor) and self._clock.now() < deadline:
                 await self._clock.sleep(_LOCK_POLL_S)
             yield
         finally:
             os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
