@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from etude.algorithm.trace import TrainingTrace
 from etude.cli.main import cli
 from etude.rollout.atif import Document
-from etude.rollout.trace import TrainingTrace
 from etude.runtime.audit.doubles import write_run
 
 

@@ -72,7 +72,25 @@ async def test_a_session_is_opened_played_rewarded_and_read_back(orchestrate):
         assert drawn == node["completion_token_ids"]
         assert entry["loss_mask"] == [0] * len(entry["prompt_token_ids"]) + [1] * len(drawn)
         assert entry["per_token_logps"] == pytest.approx([-0.28768] * len(drawn), abs=1e-4)
-        assert entry["metadata"]["node_id"] == entry["node_id"]
+        assert entry["node_id"] == node["node_id"]
+        assert entry["metadata"]["sampling"] == {"temperature": 1.0, "top_p": 0.97, "top_k": 5}
+
+
+async def test_the_trace_to_train_on_leaves_out_what_the_tree_calls_replaced(orchestrate):
+    """One rule for the control API, for `etude show --trace` and for training."""
+    async with orchestrate(["a", "b", "c"]) as user:
+        _, opened = await user.ask("POST", "/sessions", {"session_id": "t-1"})
+        await user.call(opened["api_key"], USER)
+        _, _, second = await user.call(opened["api_key"], USER)
+        await user.call(opened["api_key"], USER, second["choices"][0]["message"], USER)
+        _, rollout = await user.ask("GET", "/sessions/t-1/rollout")
+        _, trace = await user.ask("GET", "/sessions/t-1/trace_entries")
+    assert [(node["node_id"], node["edge"], node["link"]) for node in rollout["nodes"]] == [
+        ("n0", "root", None),
+        ("n1", "retry", "n0"),
+        ("n2", "continuation", None),
+    ]
+    assert [turn["node_id"] for turn in trace["entries"]] == ["n1", "n2"]
 
 
 async def test_only_the_admin_key_opens_anything_and_no_session_key_does(orchestrate):

@@ -3,10 +3,10 @@
 import tomllib
 from typing import cast
 
+from etude.algorithm.trace import TrainingTrace, training_trace
 from etude.algorithm.trees import tree_problem
 from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
-from etude.rollout.trace import TrainingTrace, training_trace
 from etude.store.groups import MAX_FILE_BYTES, decode_group
 
 _MAX_CONFIG_BYTES = 16 << 20
@@ -41,7 +41,7 @@ async def load_traces(store: ObjectStore, names: list[str]) -> list[TrainingTrac
         msg = f"rollout {names[0]} is not in {key}: another attempt took its place"
         raise StoreError(msg)
     sampling = await _sampling(store)
-    return [training_trace(one, sampling=sampling) for one in wanted]
+    return [training_trace(one.nodes, sampling=sampling) for one in wanted]
 
 
 async def _sampling(store: ObjectStore) -> dict[str, object]:

@@ -4,7 +4,7 @@
 ``POST /sessions``                        open a session: its id, its key and where a harness finds the model
 ``GET /sessions``, ``GET /sessions/ID``   what is open or was closed, and how far it is
 ``GET /sessions/ID/rollout``              the tree so far: what each call added, its reward
-``GET /sessions/ID/trace_entries``        each call with all that was seen and drawn, as trainers of OpenEnv read it
+``GET /sessions/ID/trace_entries``        each call to train on, with all that was seen and drawn: OpenEnv's turns
 ``POST /sessions/ID/reward``              what the attempt was worth
 ``POST /sessions/ID/close``               refuse all later calls; the rollout stays
 ``DELETE /sessions/ID``                   close it, and forget the rollout
@@ -25,6 +25,7 @@ from typing import TypeVar
 
 import msgspec
 
+from etude.algorithm.trace import training_turns
 from etude.gateway import refusals
 from etude.gateway.control_records import (
     OpenRequest,
@@ -33,7 +34,6 @@ from etude.gateway.control_records import (
     RewardRequest,
     nodes_of,
     spec_of,
-    trace_entries,
 )
 from etude.gateway.dialects.chat import CHAT
 from etude.gateway.dialects.dialect import decode
@@ -190,11 +190,14 @@ class ControlApi:
 
     async def _trace_entries(self, name: str, session: _Session, _: bytes) -> Reply:
         record = self._record(name, session)
+        drawn_from = session.request.sampling_in_force
+        sampling = {name: getattr(drawn_from, name) for name in ("temperature", "top_p", "top_k")}
 
         async def parts() -> AsyncIterator[bytes]:
             yield b'{"session_id":' + msgspec.json.encode(name) + b',"schema_version":1,"entries":['
-            for number, entry in enumerate(trace_entries(record)):
-                yield b"," * bool(number) + msgspec.json.encode(entry)
+            # One turn at a time: each holds its whole prompt.
+            for number, turn in enumerate(training_turns(record.nodes, sampling=sampling)):
+                yield b"," * bool(number) + msgspec.json.encode(turn)
             yield b"]}"
 
         return Reply(parts=parts())

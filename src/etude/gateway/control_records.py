@@ -1,15 +1,14 @@
 """What the control API is told and tells: OpenEnv's names where it has them."""
 
 import math
-import struct
-from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
+from etude.algorithm.trace import logprobs_of, node_name, where_it_hangs
 from etude.gateway.refusals import malformed
 from etude.interfaces import SessionRecord, SessionSpec
-from etude.types import Edge, Node, SamplingParams
+from etude.types import SamplingParams
 
 _ID_LENGTH_MAX = 128
 
@@ -49,6 +48,11 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Recorded."""
     metadata: dict[str, msgspec.Raw] = {}
 
+    @property
+    def sampling_in_force(self) -> Sampling:
+        """That of the session's purpose."""
+        return self.eval_sampling or self.sampling if self.purpose == "eval" else self.sampling
+
 
 class RewardRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of `POST /sessions/{id}/reward`."""
@@ -71,8 +75,7 @@ class ResumeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 def spec_of(request: OpenRequest, session_id: str) -> SessionSpec:
     """Return what the gateway is told; raise `CallRefusedError` (400) naming what makes no sense."""
-    chosen = request.eval_sampling if request.purpose == "eval" else None
-    sampling = chosen or request.sampling
+    sampling = request.sampling_in_force
     _require(0 < len(session_id) <= _ID_LENGTH_MAX, f"session_id: 1 to {_ID_LENGTH_MAX} characters")
     _require(session_id.isprintable() and "/" not in session_id, "session_id: printable characters without /")
     _require(sampling.n == 1, "sampling.n: each call is answered once")
@@ -102,56 +105,21 @@ def spec_of(request: OpenRequest, session_id: str) -> SessionSpec:
     )
 
 
-def trace_entries(record: SessionRecord) -> Iterator[dict[str, object]]:
-    """Yield each call with all that its sampler saw and drew: the shape of OpenEnv's `TrainingTurn`."""
-    sequences: dict[int, tuple[int, ...]] = {}
-    for node in record.nodes:
-        before = () if node.parent is None else sequences[node.parent]
-        prompt = (*before, *node.prompt_ids)
-        drawn = node.completion.token_ids
-        sequences[node.node_id] = prompt + drawn
-        trained = int(node.edge is not Edge.AUXILIARY)
-        yield {
-            "node_id": f"n{node.node_id}",
-            "prompt_token_ids": prompt,
-            "completion_token_ids": drawn,
-            "per_token_logps": _logprobs(node),
-            "loss_mask": [0] * len(prompt) + [trained] * len(drawn),
-            "response": {"finish_reason": str(node.completion.finish_reason)},
-            "metadata": {"node_id": f"n{node.node_id}", **_metadata(node)},
-        }
-
-
 def nodes_of(record: SessionRecord) -> list[dict[str, object]]:
-    """Return the tree: for each call what it added to its parent."""
+    """Return the tree: for each call what it added to its parent, whether or not it is trained on."""
     return [
         {
-            "node_id": f"n{node.node_id}",
+            "node_id": node_name(node.node_id),
             "prompt_token_ids": node.prompt_ids,
             "completion_token_ids": node.completion.token_ids,
-            "per_token_logps": _logprobs(node),
-            "finish_reason": str(node.completion.finish_reason),
+            "per_token_logps": logprobs_of(node.completion),
+            "finish_reason": node.completion.finish_reason.value,
             "started_s": node.started_s,
             "seconds": node.seconds,
-            **_metadata(node),
+            **where_it_hangs(node),
         }
         for node in record.nodes
     ]
-
-
-def _metadata(node: Node) -> dict[str, object]:
-    versions = node.completion.versions
-    return {
-        "parent": None if node.parent is None else f"n{node.parent}",
-        "edge": str(node.edge),
-        "weight_version": [versions[0].version, versions[-1].version],
-        "lineage": node.completion.lineage,
-        "pool": node.completion.pool,
-    }
-
-
-def _logprobs(node: Node) -> list[float]:
-    return list(struct.unpack(f"<{len(node.completion.token_ids)}f", node.completion.sampler_logprobs))
 
 
 def _require(holds: bool, message: str) -> None:  # noqa: FBT001

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithm.branches import branches_of
-from etude.rollout.trace import training_trace
-from etude.types import Completion, Edge, FinishReason, Node, Outcome, Trajectory, VersionRun
+from etude.algorithm.trace import training_trace
+from etude.types import Completion, Edge, FinishReason, Node, VersionRun
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
@@ -67,10 +67,7 @@ def node(node_id, parent, prompt, drawn, edge=Edge.CONTINUATION, link=None, logp
 
 
 def traced(*nodes):
-    trajectory = Trajectory(
-        rollout_id="g-0", group_id="g", task_id="t", index=0, outcome=Outcome.SCORED, reward=1.0, nodes=nodes
-    )
-    return read(msgspec.json.encode(training_trace(trajectory, sampling={"temperature": 1.0})))
+    return read(msgspec.json.encode(training_trace(nodes, sampling={"temperature": 1.0})))
 
 
 def test_a_turn_holds_all_that_the_model_read_and_drew_and_where_it_hangs():
@@ -84,6 +81,7 @@ def test_a_turn_holds_all_that_the_model_read_and_drew_and_where_it_hangs():
         "reason": "why",
         "link": None,
         "weight_version": [41, 42],
+        "lineage": "",
         "pool": "local",
         "sampling": {"temperature": 1.0},
     }
