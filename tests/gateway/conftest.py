@@ -24,9 +24,11 @@ class GatedSampler:
         self.inner = ScriptedSampler(answers, tokenizer=TOKENIZER)
         self.asked, self.gate = asyncio.Event(), asyncio.Event()
         self.waiting = 0
+        self.request = None
 
     async def sample(self, request):
         self.waiting += 1
+        self.request = request
         self.asked.set()
         if self.takes_s is not None:
             self.gate.clear()

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
+from etude.errors import VersionUnavailableError
 from etude.gateway.control import ControlApi
+from etude.gateway.doubles import ScriptedSampler, byte_tokenizer
 
 ADMIN = "an-admin-key-of-somebody"
 USER = {"role": "user", "content": "fix it"}
@@ -29,6 +31,27 @@ class Orchestrator:
         headers = {"Authorization": f"Bearer {key}"}
         async with self.client.post(url, json=body, headers=headers) as response:
             return response.status, response.headers, await response.json()
+
+
+class UpdatedSampler:
+    """Draws with its version, and remembers by its id what it drew for a request, as etude's own do."""
+
+    def __init__(self, version):
+        self.version = version
+        self.drawn = {}
+        self.asked = []
+
+    async def sample(self, request):
+        self.asked.append(request)
+        if self.version < (request.min_version or 0) or request.exact_version not in (None, self.version):
+            raise VersionUnavailableError(f"{request.request_id}: version {self.version} is here")
+        if request.request_id not in self.drawn:
+            drawing = ScriptedSampler(["a"], tokenizer=byte_tokenizer(), version=self.version)
+            self.drawn[request.request_id] = await drawing.sample(request)
+        return self.drawn[request.request_id]
+
+    async def status(self):
+        return []
 
 
 @pytest.fixture
@@ -167,7 +190,7 @@ async def test_a_session_is_closed_once_however_many_ask_for_it_at_the_same_time
 
 
 async def test_calls_wait_for_the_end_of_a_pause_in_each_dialects_words(orchestrate):
-    async with orchestrate(["a"]) as user:
+    async with orchestrate(sampler=UpdatedSampler(7)) as user:
         key = user.served.key
         assert (await user.ask("POST", "/admin/pause"))[1] == {"paused": "drain", "in_flight": 0}
         status, headers, body = await user.call(key, USER)
@@ -203,6 +226,48 @@ async def test_a_pause_drains_gives_up_or_keeps_what_is_in_flight(orchestrate, g
     assert [request.request_id for request in sampler.inner.requests][: len(record.nodes)] == [
         f"s/{number}" for number in range(len(record.nodes))
     ]
+
+
+async def test_after_a_resume_no_call_is_answered_by_an_older_version(orchestrate):
+    sampler = UpdatedSampler(6)
+    async with orchestrate(sampler=sampler) as user:
+        _, opened = await user.ask("POST", "/sessions", {"session_id": "any"})
+        _, fresh = await user.ask("POST", "/sessions", {"session_id": "fresh", "min_version": 9})
+        _, exact = await user.ask("POST", "/sessions", {"session_id": "exact", "exact_version": 6})
+        await user.call(opened["api_key"], USER)
+        await user.ask("POST", "/admin/pause")
+        await user.ask("POST", "/admin/resume", {"weight_version": 8})
+        status, headers, body = await user.call(opened["api_key"], USER, n=1)
+        assert (status, headers["Retry-After"], body["error"]["code"]) == (429, "1", "model_busy")
+        assert (await user.call(exact["api_key"], USER))[0] == 200, "who names one version gets that one"
+        sampler.version = 8
+        assert (await user.call(opened["api_key"], USER, n=1))[0] == 200
+        assert (await user.call(fresh["api_key"], USER))[0] == 429, "what a session asks for itself still holds"
+        await user.ask("POST", "/admin/resume")
+        sampler.version = 7
+        assert (await user.call(opened["api_key"], USER, n=1))[0] == 429, "a resume that names none changes nothing"
+        await user.ask("POST", "/admin/resume", {"weight_version": 7})
+        assert (await user.call(opened["api_key"], USER, n=1))[0] == 200, "an older version is told by its name"
+        _, rollout = await user.ask("GET", "/sessions/any/rollout")
+    assert [node["weight_version"] for node in rollout["nodes"]] == [[6, 6], [8, 8], [7, 7]]
+
+
+async def test_what_an_older_version_drew_for_a_call_that_was_given_up_is_not_its_answer(orchestrate, gated):
+    sampler = UpdatedSampler(6)
+    slow = gated()
+    slow.inner = sampler
+    async with orchestrate(sampler=slow) as user:
+        call = asyncio.create_task(user.call(user.served.key, USER))
+        await slow.asked.wait()
+        await user.ask("POST", "/admin/pause", {"mode": "abort"})
+        assert (await call)[0] == 429
+        await sampler.sample(slow.request)
+        sampler.version = 7
+        slow.gate.set()
+        await user.ask("POST", "/admin/resume", {"weight_version": 7})
+        assert (await user.call(user.served.key, USER))[0] == 200
+        record = await user.served.close()
+    assert [node.completion.versions[0].version for node in record.nodes] == [7]
 
 
 async def test_the_metrics_are_prometheus_text(orchestrate):

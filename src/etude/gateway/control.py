@@ -9,7 +9,7 @@
 ``POST /sessions/ID/close``               refuse all later calls; the rollout stays
 ``DELETE /sessions/ID``                   close it, and forget the rollout
 ``POST /admin/pause``                     let no call reach the samplers: ``{"mode": "drain" | "abort" | "keep"}``
-``POST /admin/resume``                    let them through again: ``{"weight_version": N}``
+``POST /admin/resume``                    let them through again, none older than ``{"weight_version": N}``
 ``GET /health``                           the only one that needs no key
 ``GET /metrics``                          Prometheus text
 ========================================  ==============================================================================

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Literal
 
+from msgspec.structs import replace
+
 from etude.errors import SamplerBusyError
 from etude.interfaces import Sampler
 from etude.types import Completion, SampleRequest, SamplerStatus
@@ -27,7 +29,7 @@ class Gate:
         self.paused: PauseMode | Literal[""] = ""
         """How; empty while requests go through."""
         self.weight_version: int | None = None
-        """What `resume` was told last."""
+        """What `resume` was told last: calls that are drawn from then on are drawn by this version or a later one."""
         self.num_drawn = 0
         """Requests that were answered."""
         self.tokens_drawn = 0
@@ -82,7 +84,17 @@ class Gate:
         return len(self._drawing)
 
     def resume(self, weight_version: int | None = None) -> None:
-        """Let requests through; the version is what the samplers now serve, for those who ask the gateway."""
+        """Let requests through; the version, if one is told, is the oldest that may answer them."""
         self.paused = ""
         if weight_version is not None:
             self.weight_version = weight_version
+
+
+def drawn_since(request: SampleRequest, version: int | None) -> SampleRequest:
+    """Return a request that no version older than this one may answer; one that names its version exactly keeps it.
+
+    It has another id than the request before it, since a sampler may remember what an older version drew for that.
+    """
+    if version is None or request.exact_version is not None or (request.min_version or 0) >= version:
+        return request
+    return replace(request, request_id=f"{request.request_id}@{version}", min_version=version)

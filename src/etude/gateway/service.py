@@ -93,6 +93,7 @@ class Gateway:
             context_length=self._context_length,
             call_timeout_s=self._call_timeout_s,
             rules=self._rules,
+            oldest_version=lambda: self.gate.weight_version,
         )
         return key
 

@@ -15,6 +15,7 @@ from etude.errors import ContextOverflowError, SamplerError
 from etude.gateway import refusals
 from etude.gateway.auxiliary import Hints
 from etude.gateway.conversation import Conversation
+from etude.gateway.gate import drawn_since
 from etude.gateway.ingest import CompletionError, check_completion
 from etude.gateway.limits import Limits
 from etude.gateway.long_prompts import LongPrompt, MadePrompt, is_long, make
@@ -93,7 +94,9 @@ class Session:
         context_length: int,
         call_timeout_s: float,
         rules: Sequence[EdgeRule] = (),
+        oldest_version: Callable[[], int | None] = lambda: None,
     ) -> None:
+        """Draw from `sampler`, from no version older than `oldest_version` says when a call is drawn."""
         self.spec = spec
         self._sampler = sampler
         self._renderer = renderer
@@ -101,6 +104,7 @@ class Session:
         self._call_timeout_s = call_timeout_s
         self._opened = perf_counter()
         self._rules = rules
+        self._oldest_version = oldest_version
         self._tree = SessionTree(rules)
         self._own_calls = OwnCalls()
         self._replays: Replays[Answer] = Replays(num_bytes=_num_bytes)
@@ -233,11 +237,12 @@ class Session:
 
     async def _draw(self, plan: _Plan, body_key: str) -> Completion:
         """Return a checked completion; remember why there is none until the same request succeeds."""
+        request = drawn_since(plan.request, self._oldest_version())
         try:
             async with asyncio.timeout(min(self._call_timeout_s, self._limits.seconds_left)):
-                completion = await self._sampler.sample(plan.request)
+                completion = await self._sampler.sample(request)
             owned_from = max(0, self._tree.length(plan.place.parent) - 1)
-            check_completion(plan.request, completion, owned_from=owned_from)
+            check_completion(request, completion, owned_from=owned_from)
         except CompletionError as error:
             reason = f"completion_{error.reason}"
             self._fatal = Failure(component="sampler", reason=reason, message=str(error)[:500])
