@@ -3,7 +3,6 @@
 
 import gzip
 import json
-from hashlib import sha256
 from pathlib import Path
 
 from etude.errors import SamplerError
@@ -22,15 +21,9 @@ def load(name):
 
 
 def retold(recording, renderer):
-    """Return a recording of the same session with a policy of another family, which may name its calls itself."""
-    drawn, bodies = [], json.dumps(recording["requests"])
-    for number, text in enumerate(recording["drawn"]):
-        message = dict(ChatMLRenderer(PLAIN).parse(PLAIN.encode(text, add_special_tokens=False).ids))
-        drawn.append(renderer.answer(message))
-        told = sha256(f"s/{number}".encode()).hexdigest()[:24]
-        for place, call in enumerate(renderer.parse(drawn[-1]).get("tool_calls", ())):
-            bodies = bodies.replace(f"call_{told}_{place}", call.get("id", f"call_{told}_{place}"))
-    return recording | {"drawn": drawn, "requests": json.loads(bodies)}
+    """Return a recording of the same session with a policy of another family."""
+    texts = [PLAIN.encode(text, add_special_tokens=False).ids for text in recording["drawn"]]
+    return recording | {"drawn": [renderer.answer(dict(ChatMLRenderer(PLAIN).parse(ids))) for ids in texts]}
 
 
 async def replay(recording, serve, **options):

@@ -15,7 +15,7 @@ CALLS = (
     '<tool_call>{"name": "shell", "arguments": {"command": "ls",  "n": 1.0}}</tool_call>'
     '<tool_call>{"name": "shell", "arguments": {"command": "pwd"}}</tool_call>'
 )
-ASKED = {"model": "m", "max_tokens": 100, "messages": [USER], "tools": TOOLS}
+ASKED = {"model": "m", "max_tokens": 400, "messages": [USER], "tools": TOOLS}
 
 
 def sdk(served, **options):
@@ -76,7 +76,7 @@ async def test_the_sdks_own_tool_runner_gets_through_a_task(serve):
     for stream in (False, True):
         async with serve([CALLS, CALLS, "done"]) as served, sdk(served) as client:
             runner = client.beta.messages.tool_runner(
-                model="m", max_tokens=100, messages=[USER], tools=[shell], stream=stream
+                model="m", max_tokens=400, messages=[USER], tools=[shell], stream=stream
             )
             last = await runner.until_done()
             record = await served.close()

@@ -24,7 +24,6 @@ def nested(depth):
         b"",
         b"null",
         b"\xff",
-        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"messages": ' + b"[" * 100_000,
         b'{"messages": [{"role": "user", "content": "x"}], "x": ' + b"[" * 100_000,
         {},

@@ -82,7 +82,7 @@ async def test_a_session_is_opened_played_rewarded_and_read_back(orchestrate):
         assert (await user.ask("POST", "/sessions/t-1/reward", {"reward": 0.5, "components": {"tests": 1}}))[0] == 200
         assert (await user.ask("POST", "/sessions/t-1/close"))[1]["status"] == "closed"
         status, _, refused = await user.call(opened["api_key"], USER)
-        assert (status, refused["error"]["code"]) == (403, "session_closed")
+        assert (status, refused["error"]["code"]) == (404, "session_closed")
         _, rollout = await user.ask("GET", "/sessions/t-1/rollout")
         _, trace = await user.ask("GET", "/sessions/t-1/trace_entries")
     assert (rollout["reward"], rollout["components"], rollout["metadata"]) == (0.5, {"tests": 1.0}, {"k": [1]})
@@ -171,7 +171,7 @@ async def test_what_was_closed_is_kept_for_a_while_and_deleted_on_demand(orchest
         assert (await user.ask("GET", "/sessions/b"))[0] == 404
         _, opened = await user.ask("POST", "/sessions", {"session_id": "b"})
         await user.ask("DELETE", "/sessions/b")
-        assert (await user.call(opened["api_key"], USER))[0] == 403
+        assert (await user.call(opened["api_key"], USER))[0] == 404
         assert (await user.ask("PUT", "/sessions"))[0] == 404
 
 
@@ -185,7 +185,7 @@ async def test_a_session_is_closed_once_however_many_ask_for_it_at_the_same_time
         statuses = sorted([status for status, _ in await asyncio.gather(*asked, user.ask("DELETE", "/sessions/a"))])
         assert statuses[0] == 200
         assert set(statuses) <= {200, 404}
-        assert (await call)[0] == 403
+        assert (await call)[0] == 404
         assert (await user.ask("GET", "/sessions"))[1] == {"sessions": []}
 
 

@@ -195,7 +195,7 @@ async def test_what_is_no_request_is_refused_in_the_envelope_and_logged_nowhere(
     assert not caplog.records
 
 
-async def test_a_compressed_body_is_refused_and_a_continuation_is_answered():
+async def test_a_body_that_is_not_what_its_head_says_is_refused_and_a_continuation_is_answered():
     async with opened() as door:
         client = await connect(door)
         await client.send(GOOD + b"Content-Encoding: gzip\r\nContent-Length: 2\r\n\r\nab")

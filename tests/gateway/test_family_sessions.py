@@ -56,9 +56,8 @@ async def test_a_session_of_calls_results_and_questions_is_one_branch(serve, nam
     drawn = [*record.nodes[0].prompt_ids]
     for node in record.nodes[1:]:
         drawn += [*record.nodes[node.node_id - 1].completion.token_ids, *node.prompt_ids]
-    whole = RENDERERS[name].render(
-        [QUESTION, look | {"tool_calls": first["tool_calls"]}, result, done, QUESTION], TOOLS
-    )
+    named = result | {"tool_call_id": look["tool_calls"][0]["id"]}
+    whole = RENDERERS[name].render([QUESTION, look, named, done, QUESTION], TOOLS)
     assert drawn == whole
 
 

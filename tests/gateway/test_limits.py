@@ -11,9 +11,9 @@ USER = {"role": "user", "content": "fix it"}
 async def test_the_deadline_ends_a_call_in_flight_and_refuses_all_later_ones(serve, gated):
     async with serve([], sampler=gated("a"), deadline_s=0.1) as served:
         status, body = await served.ask(USER)
-        assert (status, body["error"]["code"]) == (403, "session_limit_reached")
+        assert (status, body["error"]["code"]) == (404, "session_limit_reached")
         assert "deadline" in body["error"]["message"]
-        assert (await served.ask(USER))[0] == 403
+        assert (await served.ask(USER))[0] == 404
         record = await served.close()
     assert (record.truncated, record.failure, record.nodes) == ("deadline", None, ())
 

@@ -79,11 +79,11 @@ async def test_permanent_errors_are_raised_without_a_second_try(serve):
             await create(model="m", messages=[{"role": "user", "content": "x" * 500}])
         assert overflow.value.code == "context_length_exceeded"
         await create(model="m", messages=[USER])
-        with pytest.raises(openai.PermissionDeniedError) as limit:
+        with pytest.raises(openai.NotFoundError) as limit:
             await create(model="m", messages=[USER])
         assert limit.value.code == "session_limit_reached"
         await served.close()
-        with pytest.raises(openai.PermissionDeniedError) as closed:
+        with pytest.raises(openai.NotFoundError) as closed:
             await create(model="m", messages=[USER])
         assert closed.value.code == "session_closed"
         with pytest.raises(openai.AuthenticationError):

@@ -145,11 +145,11 @@ async def test_permanent_errors_are_raised_without_a_second_try(serve):
         with pytest.raises(openai.NotFoundError):
             await client.responses.retrieve("resp_1")
         await client.responses.create(**ASKED)
-        with pytest.raises(openai.PermissionDeniedError) as limit:
+        with pytest.raises(openai.BadRequestError) as limit:
             await client.responses.create(**ASKED)
         assert limit.value.code == "session_limit_reached"
         await served.close()
-        with pytest.raises(openai.PermissionDeniedError) as closed:
+        with pytest.raises(openai.BadRequestError) as closed:
             await client.responses.create(**ASKED)
         assert closed.value.code == "session_closed"
     assert len(served.sampler.requests) == 1

@@ -120,7 +120,7 @@ async def test_sampling_is_pinned_and_what_was_asked_for_is_recorded(serve):
         await served.ask(USER)
         record = await served.close()
     one, two = served.sampler.requests
-    assert (one.params.temperature, one.params.top_k, one.params.max_tokens) == (1.0, 5, 50)
+    assert (one.params.temperature, one.params.top_k, one.params.max_tokens) == (1.0, 5, 3)
     assert one.params.stop_token_ids == ChatMLRenderer(TOKENIZER).stop_token_ids
     assert (one.params.seed, two.params.seed) == (call_seed(3, 0), call_seed(3, 1))
     assert one.exact_version == 0
@@ -141,7 +141,7 @@ async def test_max_tokens_is_clamped_to_the_context_and_to_what_the_session_has_
     assert two.params.max_tokens == min(90 - 61, 150 - len(two.prompt_ids))
     assert sum(len(node.completion.token_ids) for node in record.nodes) == 90
     assert record.nodes[1].completion.finish_reason is FinishReason.LENGTH
-    assert (status, code(body), record.truncated) == (403, "session_limit_reached", "session_tokens")
+    assert (status, code(body), record.truncated) == (404, "session_limit_reached", "session_tokens")
 
 
 async def test_an_answer_ends_where_the_context_ends(serve):
@@ -166,7 +166,7 @@ async def test_the_call_limit_is_a_permanent_error(serve):
         assert (await served.ask(USER))[0] == 200
         status, body = await served.ask(USER)
         record = await served.close()
-    assert (status, code(body), record.truncated, record.num_calls) == (403, "session_limit_reached", "calls", 1)
+    assert (status, code(body), record.truncated, record.num_calls) == (404, "session_limit_reached", "calls", 1)
 
 
 async def test_an_over_long_prompt_is_openais_own_error_and_forgiven_when_the_harness_shortens_it(serve):
@@ -190,7 +190,7 @@ async def test_only_the_key_of_an_open_session_is_answered(serve):
         assert status == 200
         await served.close()
         status, body = await served.ask(USER)
-        assert (status, code(body)) == (403, "session_closed")
+        assert (status, code(body)) == (404, "session_closed")
         with pytest.raises(ValueError, match="not open"):
             await served.close()
 
@@ -247,9 +247,9 @@ async def test_a_sampler_that_hangs_is_given_up_after_the_time_limit(serve, gate
 async def test_an_unusable_completion_fails_the_session_for_good(serve):
     async with serve([[5, 6], "a"], sampler=SimpleNamespace(sample=unversioned)) as served:
         status, body = await served.ask(USER)
-        assert (status, code(body)) == (403, "session_failed")
+        assert (status, code(body)) == (404, "session_failed")
         status, body = await served.ask(USER)
-        assert (status, code(body)) == (403, "session_failed")
+        assert (status, code(body)) == (404, "session_failed")
         record = await served.close()
     assert (record.failure.component, record.failure.reason) == ("sampler", "completion_versions_count")
     assert record.nodes == ()
@@ -262,7 +262,7 @@ async def unversioned(request):
 async def test_a_fault_of_the_gateway_itself_is_typed_and_permanent(serve):
     async with serve(["a"], renderer=Unparsable(TOKENIZER)) as served:
         status, body = await served.ask(USER)
-        assert (status, code(body)) == (403, "session_failed")
+        assert (status, code(body)) == (404, "session_failed")
         record = await served.close()
     assert (record.failure.component, record.failure.reason) == ("gateway", "unexpected_error")
     assert "ZeroDivisionError" in record.failure.message
@@ -335,7 +335,7 @@ async def test_calls_in_flight_are_given_up_when_the_session_closes(serve, gated
         await sampler.asked.wait()
         record = await served.close()
         status, body = await call
-    assert (status, code(body)) == (403, "session_closed")
+    assert (status, code(body)) == (404, "session_closed")
     assert (record.nodes, record.metrics["gateway/calls_abandoned"]) == ((), 1)
 
 

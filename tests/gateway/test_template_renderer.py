@@ -219,3 +219,42 @@ def test_arguments_keep_their_spelling_through_a_template():
     said = {"role": "assistant", "content": "", "tool_calls": [call("shell", '{"a" :  "\\u00e9"}')]}
     for name in ("qwen3", "llama-3", "kimi-k2", "deepseek-v3.1"):
         assert '{"a" :  "\\u00e9"}' in shown(GENERIC[name].render([QUESTION, said, QUESTION], []))
+
+
+TURN = "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' -}}"
+FIRST_ONLY = "m.role != 'system' or loop.first"
+
+
+def turns(turn):
+    return (
+        "{%- for m in messages -%}" + turn + "{%- endfor -%}{{- '<|im_start|>assistant\\n' if add_generation_prompt -}}"
+    )
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "{%- if " + FIRST_ONLY + " -%}" + TURN + "{%- else -%}{{- raise_exception('System first.') -}}{%- endif -%}",
+        "{%- if " + FIRST_ONLY + " -%}" + TURN + "{%- endif -%}",
+    ],
+    ids=["refuses", "leaves out"],
+)
+def test_a_late_word_of_the_system_is_told_as_a_users_where_a_template_has_no_place_for_it(turn):
+    """Claude Code and Codex say such; Qwen3.5's template refuses it: https://github.com/ollama/ollama/issues/17774."""
+    renderer = prove(TOKENIZER, ChatTemplate(turns(turn))).renderer
+    system, late, said = ({"role": role, "content": role[0]} for role in ("system", "system", "assistant"))
+    late = late | {"content": "late"}
+    joined = [{"role": "system", "content": "s\n\nlate"}, QUESTION]
+    assert shown(renderer.render([system, late, QUESTION], [])) == shown(renderer.render(joined, []))
+    before, whole = [system, QUESTION], renderer.render([system, QUESTION, said, late], [])
+    assert "<|im_start|>user\nlate<|im_end|>" in shown(whole)
+    drawn = [*renderer.render(before, []), *renderer.answer(said)]
+    assert [*drawn, *renderer.extend([late], finished=True)] == whole
+
+
+def test_a_template_that_has_a_place_for_it_tells_it_as_the_systems():
+    renderer = prove(TOKENIZER, ChatTemplate(turns(TURN))).renderer
+    told = [{"role": "system", "content": "s"}, QUESTION, {"role": "assistant", "content": "a"}]
+    assert "<|im_start|>system\nlate<|im_end|>" in shown(
+        renderer.render([*told, {"role": "system", "content": "late"}], [])
+    )

@@ -56,11 +56,10 @@ def test_a_context_that_is_full_ends_it_at_once(sessions):
 
 
 @pytest.mark.parametrize(("name", "truncated"), [("out of calls", "calls"), ("closed", "")])
-def test_what_is_refused_for_good_is_asked_for_only_as_often_as_it_is_told(sessions, name, truncated):
+def test_what_is_refused_for_good_is_asked_for_once(sessions, name, truncated):
     session = sessions[name]
-    told = int(harness_of(NAME).env["MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT"])
     assert (session.trajectory.harness_exit, session.record.truncated) == (1, truncated), session.said
-    assert session.num_requests == len(session.trajectory.nodes) + told
+    assert session.num_requests == len(session.trajectory.nodes) + 1
 
 
 def test_no_prefix_breaks_and_every_token_is_trained(sessions):

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
+from itertools import dropwhile
 from re import Pattern
 
 import msgspec
@@ -130,12 +131,21 @@ async def _finished(task: "asyncio.Future[Answer]") -> Answer:
 def _key_and_path(head: Head) -> tuple[str, str]:
     """Return a request's key and its path without it: some agents can be given an address and no key."""
     if head.path.startswith("/s/"):
-        key, slash, rest = head.path[len("/s/") :].partition("/")
-        return key, slash + rest
+        key, _, rest = head.path[len("/s/") :].partition("/")
+        return key, _spelled(rest)
     scheme, _, key = head.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         key = head.headers.get("x-api-key") or head.headers.get("x-goog-api-key", "")
-    return key, head.path
+    return key, _spelled(head.path)
+
+
+def _spelled(path: str) -> str:
+    """Return a path as the APIs spell it.
+
+    Whether a base address ends with `/v1` or with a slash is something that clients of one API do not agree on.
+    """
+    parts = dropwhile("v1".__eq__, filter(None, path.split("/")))
+    return "/".join(("", "v1", *parts))
 
 
 def _dialect_of(path: str, head: Head) -> Dialect:

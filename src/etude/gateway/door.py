@@ -15,6 +15,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from etude.errors import HostError
 from etude.gateway import refusals
+from etude.gateway.codings import unpacked
 from etude.gateway.refusals import CallRefusedError
 from etude.gateway.visitors import Bounds, Visitors
 
@@ -117,8 +118,6 @@ class Door:
         limit = self._bounds.body_bytes
         if (request.content_length or 0) > limit:
             raise refusals.body_too_large(limit)
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise refusals.malformed("the request's body is compressed")
         if request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0
@@ -136,7 +135,7 @@ class Door:
             raise refusals.malformed("the request's body is broken off") from error
         finally:
             self.visitors.buffer(owner, -len(body))
-        return bytes(body)
+        return unpacked(bytes(body), request.headers.get("Content-Encoding", ""), limit)
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse, reply: Reply) -> None:
         try:

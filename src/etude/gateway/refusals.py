@@ -10,16 +10,18 @@ key of another request   400     idempotency_key_reused       stop
 limit of the session     403     session_limit_reached        stop
 session is closed        403     session_closed               stop
 session has failed       403     session_failed               stop
-path is not served       404     not_served                   stop
+path is not served       404     not_served                   stop, or correct its base address
 method is not served     405     not_served                   stop
 body too large           413     request_too_large            stop
+unknown compression      415     unsupported_encoding         send it plain
 too many connections     429     too_many_connections         use those it has, after `Retry-After` seconds
 too many bytes at once   429     too_many_bytes               send less at once, after `Retry-After` seconds
 weights change           429     model_busy                   try again after `Retry-After` seconds
 sampler cannot answer    503     model_unavailable            try again after `Retry-After` seconds
 =======================  ======  ===========================  =======================================================
 
-In Anthropic's Messages the last two are 529, overloaded.
+In Anthropic's Messages the last two are 529, overloaded. What is over, a 403 here, is a 404 in Chat Completions and a
+400 in Responses: no status ends every harness at the first request, these end those that speak the dialect.
 
 OpenAI's and Anthropic's SDKs try again by themselves at 408, 409, 429 and 5xx, and at no other status. What went wrong
 inside is in the session's record; a harness, and so the agent, is not told.
@@ -28,7 +30,10 @@ inside is in the session's record; a harness, and so the agent, is not told.
 from etude.errors import EtudeError, SamplerBusyError, VersionUnavailableError
 
 LIMIT_REACHED = "session_limit_reached"
-FIRST_ERROR = 400
+FIRST_ERROR = BAD_REQUEST = 400
+NOT_FOUND = 404
+OVER = 403
+"""Of sessions that cannot go on, before a dialect puts it into its own words."""
 
 
 class CallRefusedError(EtudeError):
@@ -69,17 +74,17 @@ def key_reused(key: str) -> CallRefusedError:
 
 def limit_reached(limit: str) -> CallRefusedError:
     """The session has spent its calls, its tokens or its time."""
-    return CallRefusedError(403, LIMIT_REACHED, f"the session has used up its {limit}; it cannot go on")
+    return CallRefusedError(OVER, LIMIT_REACHED, f"the session has used up its {limit}; it cannot go on")
 
 
 def session_closed() -> CallRefusedError:
     """The session's key was good until it was closed."""
-    return CallRefusedError(403, "session_closed", "the session of this API key is closed")
+    return CallRefusedError(OVER, "session_closed", "the session of this API key is closed")
 
 
 def session_failed() -> CallRefusedError:
     """What the sampler returned cannot be used, so nothing more is drawn for the session."""
-    return CallRefusedError(403, "session_failed", "the session has failed and cannot go on")
+    return CallRefusedError(OVER, "session_failed", "the session has failed and cannot go on")
 
 
 def model_busy() -> CallRefusedError:
@@ -95,6 +100,12 @@ def model_unavailable() -> CallRefusedError:
 def not_served(method: str, path: str, served: str, *, status: int = 404) -> CallRefusedError:
     """Nothing is behind this path, or not for this method."""
     return CallRefusedError(status, "not_served", f"{method[:16]} {path[:256]} is not served; {served}")
+
+
+def unknown_coding(coding: str) -> CallRefusedError:
+    """The body is compressed in a way that is not undone here."""
+    message = f"Content-Encoding {coding[:32]!r} is not served: send gzip, deflate, zstd or plain JSON"
+    return CallRefusedError(415, "unsupported_encoding", message)
 
 
 def no_session(session_id: str) -> CallRefusedError:

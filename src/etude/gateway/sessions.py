@@ -59,7 +59,7 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     is_retry: bool = False
     """The harness says that it sent this very request before."""
     requested: dict[str, object] = {}
-    """The sampling it asked for: recorded, and overridden by the session's."""
+    """The sampling it asked for: recorded, and overridden by the session's, but for a smaller limit of tokens."""
     model: str = ""
     """The name that it asked for, which chooses nothing."""
     parent: str = ""
@@ -268,7 +268,8 @@ class Session:
         least_tokens = _least_tokens(call.conversation)
         if least_tokens > self._context_length:
             raise self._overflow(least_tokens)
-        prompt = self._prompt(call.conversation, _hints(call), made)
+        hints = _hints(call)
+        prompt = self._prompt(call.conversation, hints, made)
         if isinstance(prompt, LongPrompt):
             return prompt
         place, added = prompt
@@ -279,7 +280,7 @@ class Session:
         number = self._limits.calls
         params = msgspec.structs.replace(
             self.spec.params,
-            max_tokens=min(self.spec.params.max_tokens, room, left),
+            max_tokens=min(self.spec.params.max_tokens, hints.max_tokens or room, room, left),
             stop_token_ids=tuple(sorted({*self.spec.params.stop_token_ids, *self._renderer.stop_token_ids})),
             seed=call_seed(self.spec.seed, number),
         )
@@ -304,7 +305,7 @@ class Session:
             return place, place.prompt_ids
         if place.parent is not None:
             last = self._tree.node(place.parent).completion.token_ids[-1]
-            tail = conversation.messages[place.covered :]
+            tail = self._own_calls.named(conversation.messages[place.covered :])
             work = partial(self._renderer.extend, tail, finished=last in self._renderer.stop_token_ids)
             extension = self._made(place, work, made, long=is_long(tail))
             if isinstance(extension, LongPrompt):
@@ -312,7 +313,7 @@ class Session:
             if extension is not None:
                 return place, shared(extension)
             place = self._tree.unextendable(place)
-        messages = self._tree.restore(conversation.messages)
+        messages = self._own_calls.named(self._tree.restore(conversation.messages))
         work = partial(self._renderer.render, messages, conversation.tools)
         whole = self._made(place, work, made, long=is_long(messages, conversation.tools))
         return whole if isinstance(whole, LongPrompt) else (place, shared(whole or ()))
@@ -334,8 +335,7 @@ class Session:
         call_id = sha256(plan.request.request_id.encode()).hexdigest()[:24]
         calls = cast("list[dict[str, object]]", message.get("tool_calls") or [])
         if calls:
-            message["tool_calls"] = [{"id": f"call_{call_id}_{index}", **call} for index, call in enumerate(calls)]
-            self._own_calls.learn(message)
+            message["tool_calls"] = self._own_calls.issue(calls, call_id)
         self._tree.attach(
             plan.place,
             message,
@@ -383,7 +383,7 @@ def call_seed(session_seed: int, call: int) -> int:
 
 def _hints(call: ModelCall) -> Hints:
     asked = (call.requested.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
-    most = next((value for value in asked if isinstance(value, int)), None)
+    most = next((value for value in asked if isinstance(value, int) and value > 0), None)
     return Hints(model=call.model, max_tokens=most, parent=call.parent)
 
 

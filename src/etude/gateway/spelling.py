@@ -1,4 +1,4 @@
-"""Tool calls that come back tidied: harnesses change what was drawn before they run it, and keep what they ran."""
+"""Tool calls as a session drew them, whatever a harness makes of them and a policy calls them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,25 +12,45 @@ _TRIMMED = re.compile(r"[\s\\]+")
 
 
 class OwnCalls:
-    """The tool calls that a session drew, by their ids.
+    """The tool calls that a session drew, by ids of their own.
 
-    A call is found by its id and put back as it was drawn if it is the same call, tidied: parameters added with their
-    defaults, numbers and booleans made of strings, white space and backslashes taken away. A call that says anything
-    else was rewritten, and stays as it is. Where policies name their calls themselves, several may have one id.
+    Harnesses change what was drawn before they run it, and keep what they ran. A call is found by its id and put back
+    as it was drawn if it is the same call, tidied: parameters added with their defaults, numbers and booleans made of
+    strings, white space and backslashes taken away. A call that says anything else was rewritten, and stays as it is.
+
+    Policies that name their calls use a name again in a later answer, or twice in one, and harnesses take the second
+    call for the first. They get ids of ours, and the policy is told its own names.
     """
 
     def __init__(self) -> None:
-        self._drawn: dict[str, list[Mapping[str, str]]] = {}
+        self._drawn: dict[str, Mapping[str, str]] = {}
+        self._names: dict[str, str] = {}
 
-    def learn(self, answer: Mapping[str, object]) -> None:
-        """Remember the calls of an answer."""
-        for call in _calls(answer):
-            self._drawn.setdefault(str(call["id"]), []).append(_function(call))
+    def issue(self, calls: Sequence[Mapping[str, object]], call_id: str) -> list[dict[str, object]]:
+        """Return the calls of an answer with their ids, and remember them."""
+        issued: list[dict[str, object]] = []
+        for index, call in enumerate(calls):
+            issued.append({**call, "id": f"call_{call_id}_{index}"})
+            self._drawn[f"call_{call_id}_{index}"] = _function(call)
+            if name := str(call.get("id") or ""):
+                self._names[f"call_{call_id}_{index}"] = name
+        return issued
+
+    def named(self, messages: Sequence[dict[str, object]]) -> Sequence[dict[str, object]]:
+        """Return messages in which calls have the names that the policy gave them."""
+        return [self._renamed(message) for message in messages] if self._names else messages
 
     def restore(self, conversation: Conversation) -> Conversation:
         """Return a conversation whose tidied calls are as they were drawn."""
         messages = tuple(self._restored(message) for message in conversation.messages)
         return msgspec.structs.replace(conversation, messages=messages)
+
+    def _renamed(self, message: dict[str, object]) -> dict[str, object]:
+        if calls := _calls(message):
+            renamed = [{**call, "id": self._names.get(str(call["id"]), call["id"])} for call in calls]
+            return message | {"tool_calls": renamed}
+        name = self._names.get(str(message.get("tool_call_id") or ""))
+        return message | {"tool_call_id": name} if name else message
 
     def _restored(self, message: dict[str, object]) -> dict[str, object]:
         calls = _calls(message)
@@ -41,22 +61,18 @@ class OwnCalls:
 
     def _own(self, call: Mapping[str, object]) -> Mapping[str, str]:
         told = _function(call)
-        drawn = self._drawn.get(str(call["id"]), ())
-        if told in drawn:
-            return told
-        kept = [(count, index) for index, one in enumerate(drawn) if (count := _num_kept(one, told)) is not None]
-        return drawn[max(kept)[1]] if kept else told
+        drawn = self._drawn.get(str(call["id"]))
+        return told if drawn is None or not _is_tidied(drawn, told) else drawn
 
 
-def _num_kept(drawn: Mapping[str, str], told: Mapping[str, str]) -> int | None:
-    """Return how many parameters were drawn if the call is the same, tidied, and else None."""
+def _is_tidied(drawn: Mapping[str, str], told: Mapping[str, str]) -> bool:
     if drawn["name"] != told["name"]:
-        return None
+        return False
     try:
         ours, theirs = (msgspec.json.decode(call["arguments"], type=dict[str, object]) for call in (drawn, told))
-        return len(ours) if _reads_as(ours, theirs) else None
+        return _reads_as(ours, theirs)
     except (msgspec.DecodeError, RecursionError):
-        return None
+        return False
 
 
 def _reads_as(drawn: object, told: object) -> bool:

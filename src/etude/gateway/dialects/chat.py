@@ -1,22 +1,27 @@
 """OpenAI's Chat Completions: requests in, answers, event streams and errors out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, cast
 
 import msgspec
 
 from etude.gateway.dialects.dialect import (
+    NO_PREFILL,
+    ONLY_TEXT,
     Dialect,
     HarnessRequest,
     conversation_of,
     decode,
+    joined_text,
     requested_of,
     require,
+    told_arguments,
 )
-from etude.gateway.refusals import CallRefusedError, malformed
+from etude.gateway.dialects.pieces import Pieces
+from etude.gateway.refusals import NOT_FOUND, OVER, CallRefusedError
 from etude.gateway.sessions import Answer
 
-_ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error", 503: "server_error"}
+_ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "server_error"}
 
 
 class _Part(msgspec.Struct, frozen=True):
@@ -26,21 +31,25 @@ class _Part(msgspec.Struct, frozen=True):
 
 class _Function(msgspec.Struct, frozen=True):
     name: str
-    arguments: str = "{}"
+    arguments: str | None = None
 
 
 class _ToolCall(msgspec.Struct, frozen=True):
     function: _Function
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
 
 
 class _Message(msgspec.Struct, frozen=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: msgspec.Raw = msgspec.Raw(b"null")
+    prefix: bool | None = None
+    partial: bool | None = None
 
 
 class _FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -60,7 +69,7 @@ class _StreamOptions(msgspec.Struct, frozen=True):
 
 
 class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a harness may ask for; it gets the session's sampling instead."""
+    """What a harness may ask for; it gets the session's sampling instead, and no more tokens than it asked for."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -81,8 +90,16 @@ class _Body(msgspec.Struct, frozen=True):
     tools: list[_Tool] | None = None
     tool_choice: msgspec.Raw = msgspec.Raw(b"null")
     response_format: msgspec.Raw = msgspec.Raw(b"null")
+    # What other servers call the same.
+    guided_json: msgspec.Raw = msgspec.Raw(b"null")
+    guided_regex: msgspec.Raw = msgspec.Raw(b"null")
+    guided_choice: msgspec.Raw = msgspec.Raw(b"null")
+    guided_grammar: msgspec.Raw = msgspec.Raw(b"null")
+    structured_outputs: msgspec.Raw = msgspec.Raw(b"null")
     functions: msgspec.Raw = msgspec.Raw(b"null")
     n: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
 
@@ -96,11 +113,9 @@ def parse_request(body: bytes) -> HarnessRequest:
     chat = decode(body, _Body)
     sampling = decode(body, _Sampling)
     _check(chat)
+    tools = [msgspec.to_builtins(tool) for tool in chat.tools or ()]
     return HarnessRequest(
-        conversation=conversation_of(
-            [_plain_message(message, index) for index, message in enumerate(chat.messages)],
-            [msgspec.to_builtins(tool) for tool in chat.tools or ()],
-        ),
+        conversation=conversation_of(_plain_messages(chat.messages), tools),
         model=chat.model[:256],
         stream=bool(chat.stream),
         include_usage=chat.stream_options is not None and bool(chat.stream_options.include_usage),
@@ -110,7 +125,8 @@ def parse_request(body: bytes) -> HarnessRequest:
 
 def answer_body(answer: Answer, request: HarnessRequest) -> bytes:
     """Return the JSON of a `chat.completion`. `created` is 0: an answer that is replayed is the same, byte for byte."""
-    choice = {"index": 0, "message": answer.message, "finish_reason": answer.finish_reason, "logprobs": None}
+    message = _told(answer)
+    choice = {"index": 0, "message": message, "finish_reason": answer.finish_reason, "logprobs": None}
     return msgspec.json.encode(
         _envelope(answer, request, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
     )
@@ -124,11 +140,11 @@ def answer_events(answer: Answer, request: HarnessRequest) -> Iterator[bytes]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
         return _event(envelope | {"choices": [choice]})
 
-    message = answer.message
+    message = _told(answer)
     yield chunk({"role": "assistant", "content": "" if message.get("content") is not None else None})
-    for field in ("reasoning_content", "content"):
-        if message.get(field):
-            yield chunk({field: message[field]})
+    for fields in (("reasoning_content", "reasoning"), ("content",)):
+        if message.get(fields[0]):
+            yield chunk({field: message[field] for field in fields})
     calls = cast("list[dict[str, object]]", message.get("tool_calls") or [])
     for index, call in enumerate(calls):
         yield chunk({"tool_calls": [{"index": index, **call}]})
@@ -140,10 +156,14 @@ def answer_events(answer: Answer, request: HarnessRequest) -> Iterator[bytes]:
 
 
 def error_reply(refusal: CallRefusedError) -> tuple[int, dict[str, object]]:
-    """Return status and OpenAI's envelope of an error."""
+    """Return status and envelope of an error; what is over is a 404, since litellm asks again after a 403."""
+    return NOT_FOUND if refusal.status == OVER else refusal.status, error_envelope(refusal)
+
+
+def error_envelope(refusal: CallRefusedError) -> dict[str, object]:
+    """Return an error as OpenAI's APIs tell it."""
     kind = _ERROR_TYPES.get(refusal.status, "invalid_request_error")
-    error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
-    return refusal.status, {"error": error}
+    return {"error": {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}}
 
 
 def _event(payload: dict[str, object]) -> bytes:
@@ -151,45 +171,59 @@ def _event(payload: dict[str, object]) -> bytes:
 
 
 def _late_error(refusal: CallRefusedError, _: HarnessRequest) -> bytes:
-    return _event(error_reply(refusal)[1])
+    return _event(error_envelope(refusal))
+
+
+def _told(answer: Answer) -> dict[str, object]:
+    """Return an answer's message; servers have two names for its reasoning, and clients know one of them."""
+    message = answer.message
+    reasoning = message.get("reasoning_content")
+    return message | {"reasoning": reasoning} if reasoning else message
 
 
 def _check(chat: _Body) -> None:
+    begun = any(message.prefix or message.partial for message in chat.messages)
+    begun = begun or bool(chat.continue_final_message) or chat.add_generation_prompt is False
+    legacy = any(bytes(message.function_call) != b"null" for message in chat.messages)
     require(
         [
             (chat.n in (None, 1), "n: only one choice can be asked for"),
-            (bytes(chat.functions) == b"null", "functions: use tools instead"),
-            (bytes(chat.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible"),
-            (
-                bytes(chat.response_format).replace(b" ", b"") in (b"null", b'{"type":"text"}'),
-                "response_format: only text",
-            ),
+            (bytes(chat.functions) == b"null" and not legacy, "functions, function_call: use tools instead"),
+            (bytes(chat.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible, leave it out"),
+            (_is_text(chat), f"response_format, guided_json and the like: {ONLY_TEXT}"),
+            (not begun, f"continue_final_message, add_generation_prompt, prefix, partial: {NO_PREFILL}"),
         ]
     )
 
 
-def _plain_message(message: _Message, index: int) -> dict[str, object]:
-    plain: dict[str, object] = {
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _plain_text(message.content, index),
-    }
-    if message.role == "assistant":
-        if message.reasoning_content:
-            plain["reasoning_content"] = message.reasoning_content
-        if message.tool_calls:
-            plain["tool_calls"] = msgspec.to_builtins(message.tool_calls)
-    if message.role == "tool":
-        plain["tool_call_id"] = message.tool_call_id or ""
-    return plain
+def _is_text(chat: _Body) -> bool:
+    guided = (chat.guided_json, chat.guided_regex, chat.guided_choice, chat.guided_grammar, chat.structured_outputs)
+    formats = (bytes(chat.response_format).replace(b" ", b""), *map(bytes, guided))
+    return formats[0] in (b"null", b'{"type":"text"}') and set(formats[1:]) == {b"null"}
 
 
-def _plain_text(content: str | list[_Part] | None, index: int) -> str | None:
-    if not isinstance(content, list):
-        return content
-    for part in content:
-        if part.type != "text":
-            raise malformed(f"messages[{index}]: content of type {part.type[:32]!r} is not supported, only text is")
-    return "\n".join(part.text for part in content)
+def _plain_messages(messages: Sequence[_Message]) -> list[dict[str, object]]:
+    pieces = Pieces()
+    for index, message in enumerate(messages):
+        text = joined_text(message.content, ("text",), f"messages[{index}]")
+        if message.role == "assistant":
+            _add_answer(pieces, message, text)
+        elif message.role == "tool":
+            pieces.report(message.tool_call_id or "", text)
+        else:
+            pieces.say("system" if message.role == "developer" else message.role, text)
+    return pieces.messages
+
+
+def _add_answer(pieces: Pieces, message: _Message, text: str) -> None:
+    """Add a message as an answer of its own; calls that were drawn in an earlier one belong there."""
+    pieces.end_answer()
+    if reasoning := message.reasoning_content or message.reasoning:
+        pieces.think(reasoning)
+    if text or not message.tool_calls:
+        pieces.write(text)
+    for call in message.tool_calls or ():
+        pieces.call(call.id or "", call.function.name, told_arguments(call.function.arguments))
 
 
 def _envelope(answer: Answer, request: HarnessRequest, kind: str) -> dict[str, object]:

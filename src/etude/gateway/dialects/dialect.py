@@ -1,15 +1,20 @@
 """What all dialects share: the record of one, a request that was understood, and the bounds of a request."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from hashlib import sha256
-from typing import TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
 from etude.gateway.conversation import Conversation
 from etude.gateway.refusals import CallRefusedError, malformed
 from etude.gateway.sessions import Answer
+
+ONLY_TEXT = "only text is possible, leave it out and ask for the format in a message"
+NO_PREFILL = "this model does not support assistant message prefill, the conversation must end with a user message"
+"""Harnesses look for these words."""
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
@@ -18,6 +23,11 @@ MAX_TOOLS_BYTES = 1 << 19
 MAX_TOOL_CALLS = 256
 MAX_DEPTH = 32
 """Nesting of a tool's JSON schema."""
+
+_HALF = rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+_PAIR = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_SURROGATES = re.compile(rb"(?<!\\)((?:\\\\)*)(?:(" + _PAIR + rb")|" + _HALF + rb")")
+"""Escapes of them, pairs before halves; one behind an odd number of backslashes is text."""
 
 _T = TypeVar("_T")
 
@@ -63,12 +73,16 @@ class _Tools(msgspec.Struct, frozen=True):
 
 
 def decode(body: bytes, kind: type[_T]) -> _T:
-    """Return a body as a record; raise `CallRefusedError` (400) when it is none."""
+    """Return a body as a record; raise `CallRefusedError` (400) when it is none.
+
+    Half a character becomes U+FFFD, as in a browser: programs in JavaScript cut texts between the two halves of an
+    emoji, and send that again in every later request.
+    """
     try:
         body.decode()
-        if len(body) > MAX_TOOLS_BYTES and len(bytes(msgspec.json.decode(body, type=_Tools).tools)) > MAX_TOOLS_BYTES:
+        if len(body) > MAX_TOOLS_BYTES and len(bytes(_decoded(body, _Tools).tools)) > MAX_TOOLS_BYTES:
             raise malformed(f"tools: more than {MAX_TOOLS_BYTES} bytes of JSON")
-        return msgspec.json.decode(body, type=kind)
+        return _decoded(body, kind)
     except UnicodeDecodeError as error:
         raise malformed("the request's body is not UTF-8") from error
     except msgspec.DecodeError as error:
@@ -77,11 +91,52 @@ def decode(body: bytes, kind: type[_T]) -> _T:
         raise malformed("the request's body is nested too deeply") from error
 
 
+def _decoded(body: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        return msgspec.json.decode(_SURROGATES.sub(_whole_character, body), type=kind)
+
+
+def _whole_character(found: re.Match[bytes]) -> bytes:
+    return found[0] if found[2] else found[1] + rb"\ufffd"
+
+
+def told_arguments(text: str | None) -> str:
+    """Return the arguments of a call that a harness tells: of one without any, clients send all sorts of nothing."""
+    return text if text is not None and text.strip() not in ("", "null") else "{}"
+
+
 def require(rules: Sequence[tuple[bool, str]]) -> None:
     """Raise `CallRefusedError` (400) with the message of the first rule that does not hold."""
     for holds, message in rules:
         if not holds:
             raise malformed(message)
+
+
+class _TextPart(Protocol):
+    @property
+    def type(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+
+def joined_text(content: str | Sequence[_TextPart] | None, kinds: Container[str], where: str) -> str:
+    """Return the text of a content; raise `CallRefusedError` (400) when a part is of none of these kinds."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    for part in content:
+        if part.type not in kinds:
+            raise only_text(part.type, where)
+    return "\n".join(part.text for part in content)
+
+
+def only_text(kind: str, where: str) -> CallRefusedError:
+    """The policy reads no images and no files."""
+    return malformed(f"{where}: content of type {kind[:32]!r} is not supported here, say in text what it holds")
 
 
 def conversation_of(messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]]) -> Conversation:

@@ -8,18 +8,22 @@ import msgspec
 
 from etude.gateway.conversation import Conversation
 from etude.gateway.dialects.dialect import (
+    NO_PREFILL,
+    ONLY_TEXT,
     Dialect,
     HarnessRequest,
     conversation_of,
     decode,
     function_tool,
     named_event,
+    only_text,
     requested_of,
     require,
     signature_of,
+    told_arguments,
     tool_calls_of,
 )
-from etude.gateway.dialects.turns import Turns
+from etude.gateway.dialects.pieces import Pieces
 from etude.gateway.refusals import CallRefusedError, malformed
 from etude.gateway.sessions import Answer
 
@@ -41,6 +45,7 @@ class _Block(msgspec.Struct, frozen=True):
     name: str = ""
     input: msgspec.Raw = msgspec.Raw(b"{}")
     tool_use_id: str = ""
+    tool_name: str = ""
     content: "str | list[_Block] | None" = None
 
 
@@ -72,7 +77,7 @@ class _OutputConfig(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a harness may ask for; it gets the session's sampling instead."""
+    """What a harness may ask for; it gets the session's sampling instead, and no more tokens than it asked for."""
 
     max_tokens: int | None = None
     temperature: float | None = None
@@ -107,9 +112,9 @@ def parse_request(body: bytes) -> HarnessRequest:
     formats = (bytes(output.format), bytes(asked.output_format))
     require(
         [
-            (choice.type == "auto", "tool_choice: only auto is possible"),
-            (formats == (b"null", b"null"), "output_config.format: only text"),
-            (bool(asked.messages) and asked.messages[-1].role != "assistant", "messages: the last is the user's"),
+            (choice.type == "auto", "tool_choice: only auto is possible, leave it out"),
+            (formats == (b"null", b"null"), f"output_config.format: {ONLY_TEXT}"),
+            (bool(asked.messages) and asked.messages[-1].role != "assistant", f"messages: {NO_PREFILL}"),
         ]
     )
     return HarnessRequest(
@@ -179,68 +184,65 @@ def _sorted_tools(asked: _Body) -> tuple[list[dict[str, object]], list[str]]:
 
 
 def _plain_messages(asked: _Body) -> list[dict[str, object]]:
-    turns = Turns()
+    pieces = Pieces()
     if asked.system:
-        turns.say("system", _texts(asked.system, "system"))
+        pieces.say("system", _texts(asked.system, "system"))
     for index, message in enumerate(asked.messages):
         where = f"messages[{index}]"
         if message.role == "assistant":
-            _add_answer(turns, message.content, where)
+            _add_answer(pieces, message.content, where)
         elif message.role == "user" and not isinstance(message.content, str):
-            _add_user_blocks(turns, message.content, where)
+            _add_user_blocks(pieces, message.content, where)
         else:
-            turns.say(message.role, _texts(message.content, where))
-    return turns.messages
+            pieces.say(message.role, _texts(message.content, where))
+    return pieces.messages
 
 
-def _add_answer(turns: Turns, content: str | list[_Block], where: str) -> None:
-    turns.begin_answer()
+def _add_answer(pieces: Pieces, content: str | list[_Block], where: str) -> None:
+    pieces.begin_answer()
     if isinstance(content, str):
-        turns.write(content)
+        pieces.write(content)
         return
     for kind, run in groupby(content, lambda block: block.type):
         blocks = list(run)
         if kind == "thinking":
-            turns.think("\n".join(block.thinking for block in blocks))
+            pieces.think("\n".join(block.thinking for block in blocks))
         elif kind == "text":
-            turns.write(_texts(blocks, where))
+            pieces.write(_texts(blocks, where))
         elif kind == "tool_use":
             for block in blocks:
-                turns.call(block.id, block.name, _arguments(block, where))
+                pieces.call(block.id, block.name, _arguments(block, where))
         elif kind != "redacted_thinking":
-            raise _unsupported(kind, where)
+            raise only_text(kind, where)
 
 
-def _add_user_blocks(turns: Turns, blocks: Sequence[_Block], where: str) -> None:
+def _add_user_blocks(pieces: Pieces, blocks: Sequence[_Block], where: str) -> None:
     """Add a user's message: results of tools become messages of their own, in their place."""
     if not blocks:
-        turns.say("user", "")
+        pieces.say("user", "")
     for kind, run in groupby(blocks, lambda block: block.type):
         if kind == "tool_result":
             for block in run:
-                turns.report(block.tool_use_id, _texts(block.content or "", where))
+                pieces.report(block.tool_use_id, _texts(block.content or "", where))
         else:
-            turns.say("user", _texts(list(run), where))
+            pieces.say("user", _texts(list(run), where))
 
 
 def _texts(content: str | list[_Block], where: str) -> str:
     if isinstance(content, str):
         return content
     for block in content:
-        if block.type != "text":
-            raise _unsupported(block.type, where)
-    return "\n".join(block.text for block in content)
+        if block.type not in ("text", "tool_reference"):
+            raise only_text(block.type, where)
+    # A reference says which tool a search found; the policy is shown all of them from the beginning.
+    return "\n".join(block.text or block.tool_name for block in content)
 
 
 def _arguments(block: _Block, where: str) -> str:
-    arguments = bytes(block.input).decode()
+    arguments = told_arguments(bytes(block.input).decode())
     if not arguments.startswith("{"):
         raise malformed(f"{where}: the input of a tool_use is an object")
     return arguments
-
-
-def _unsupported(kind: str, where: str) -> CallRefusedError:
-    return malformed(f"{where}: content of type {kind[:32]!r} is not supported here, only text is")
 
 
 def _message(answer: Answer, request: HarnessRequest) -> dict[str, object]:

@@ -8,24 +8,28 @@ import msgspec
 
 from etude.gateway.dialects import chat
 from etude.gateway.dialects.dialect import (
+    ONLY_TEXT,
     Dialect,
     HarnessRequest,
     conversation_of,
     decode,
     function_tool,
+    joined_text,
     named_event,
     requested_of,
     require,
     signature_of,
+    told_arguments,
     tool_calls_of,
 )
-from etude.gateway.dialects.turns import Turns
-from etude.gateway.refusals import CallRefusedError, malformed
+from etude.gateway.dialects.pieces import Pieces
+from etude.gateway.refusals import BAD_REQUEST, OVER, CallRefusedError, malformed
 from etude.gateway.sessions import Answer
 
 _OFFERED = ("function", "custom")
 """Types of tools that the harness runs."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
+_ITEMS = "messages, reasoning, and calls of tools with their results"
 _LATE_CODES = {429: "rate_limit_exceeded", 503: "server_error"}
 
 
@@ -42,7 +46,7 @@ class _Item(msgspec.Struct, frozen=True):
     call_id: str = ""
     name: str = ""
     namespace: str = ""
-    arguments: str = "{}"
+    arguments: str | None = None
     input: str = ""
     output: str | list[_Part] | None = None
     tools: "list[_Tool] | None" = None
@@ -79,7 +83,7 @@ class _Reasoning(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a harness may ask for; it gets the session's sampling instead."""
+    """What a harness may ask for; it gets the session's sampling instead, and no more tokens than it asked for."""
 
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -110,9 +114,9 @@ def parse_request(body: bytes) -> HarnessRequest:
     require(
         [
             (stateless, "previous_response_id: no response is kept, send the whole conversation as input"),
-            (not asked.background, "background: not possible"),
-            (bytes(asked.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible"),
-            (text_format is None or text_format.type == "text", "text.format: only text"),
+            (not asked.background, "background: not possible, wait for the answer"),
+            (bytes(asked.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible, leave it out"),
+            (text_format is None or text_format.type == "text", f"text.format: {ONLY_TEXT}"),
         ]
     )
     tools, left_out = _named_tools(_tools_of(asked))
@@ -145,6 +149,11 @@ def answer_events(answer: Answer, request: HarnessRequest) -> Iterator[bytes]:
         yield numbered("response.output_item.done", output_index=index, item=item)
     ended = _ended(answer, request)
     yield numbered(f"response.{ended['status']}", response=ended)
+
+
+def error_reply(refusal: CallRefusedError) -> tuple[int, dict[str, object]]:
+    """Return status and envelope of an error; what is over is a 400, since Codex asks again after all others."""
+    return BAD_REQUEST if refusal.status == OVER else refusal.status, chat.error_envelope(refusal)
 
 
 def _late_error(refusal: CallRefusedError, request: HarnessRequest) -> bytes:
@@ -192,55 +201,48 @@ def _known_as(namespace: str, name: str) -> str:
 
 
 def _plain_messages(asked: _Body) -> list[dict[str, object]]:
-    turns = Turns()
+    pieces = Pieces()
     if asked.instructions:
-        turns.say("system", asked.instructions)
+        pieces.say("system", asked.instructions)
     if isinstance(asked.input, str):
-        turns.say("user", asked.input)
-        return turns.messages
+        pieces.say("user", asked.input)
+        return pieces.messages
     for index, item in enumerate(asked.input):
-        _add_item(turns, item, f"input[{index}]")
-    return turns.messages
+        _add_item(pieces, item, f"input[{index}]")
+    return pieces.messages
 
 
-def _add_item(turns: Turns, item: _Item, where: str) -> None:
+def _add_item(pieces: Pieces, item: _Item, where: str) -> None:
     if item.type == "message":
-        _add_message(turns, item, where)
+        _add_message(pieces, item, where)
     elif item.type == "reasoning":
         content = item.content if isinstance(item.content, list) else []
-        turns.think("\n".join(part.text for part in content))
+        pieces.think("\n".join(part.text for part in content))
     elif item.type == "function_call":
-        turns.call(item.call_id, _known_as(item.namespace, item.name), item.arguments)
+        pieces.call(item.call_id, _known_as(item.namespace, item.name), told_arguments(item.arguments))
     elif item.type == "custom_tool_call":
         arguments = msgspec.json.encode({"input": item.input}).decode()
-        turns.call(item.call_id, _known_as(item.namespace, item.name), arguments)
+        pieces.call(item.call_id, _known_as(item.namespace, item.name), arguments)
     elif item.type in ("function_call_output", "custom_tool_call_output"):
-        turns.report(item.call_id, _text(item.output, where))
+        pieces.report(item.call_id, joined_text(item.output, _TEXT_PARTS, where))
     elif item.type == "agent_message":
         # Of one agent to another, whose words nobody encrypted here.
         content = item.content if isinstance(item.content, list) else []
-        turns.say("user", "".join(part.text or part.encrypted_content for part in content))
+        pieces.say("user", "".join(part.text or part.encrypted_content for part in content))
     elif item.type != "additional_tools":
-        raise malformed(f"{where}: an item of type {item.type[:32]!r} is not supported")
+        raise malformed(
+            f"{where}: an item of type {item.type[:32]!r} is not supported: no response is kept, send {_ITEMS}"
+        )
 
 
-def _add_message(turns: Turns, item: _Item, where: str) -> None:
-    text = _text(item.content, where)
+def _add_message(pieces: Pieces, item: _Item, where: str) -> None:
+    text = joined_text(item.content, _TEXT_PARTS, where)
     if item.role == "assistant":
-        turns.write(text)
+        pieces.write(text)
     elif item.role in ("user", "system", "developer"):
-        turns.say("user" if item.role == "user" else "system", text)
+        pieces.say("user" if item.role == "user" else "system", text)
     else:
         raise malformed(f"{where}: role {item.role[:32]!r} is none of user, assistant, system, developer")
-
-
-def _text(content: str | Sequence[_Part] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for part in content:
-        if part.type not in _TEXT_PARTS:
-            raise malformed(f"{where}: content of type {part.type[:32]!r} is not supported, only text is")
-    return "\n".join(part.text for part in content)
 
 
 def _plain_tool(name: str, placed: tuple[str, _Tool]) -> dict[str, object]:
@@ -385,6 +387,6 @@ RESPONSES = Dialect(
     body=answer_body,
     events=answer_events,
     keep_alive=b": keep-alive\n\n",
-    error=chat.error_reply,
+    error=error_reply,
     late_error=_late_error,
 )

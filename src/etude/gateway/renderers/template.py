@@ -7,12 +7,13 @@ that do not look back: the renderer extends what `proof` has proved, and nothing
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 
 from tokenizers import Tokenizer
 
 from etude.errors import PolicyError
 from etude.gateway.refusals import CallRefusedError
-from etude.gateway.renderers.answers import Kind, Part, Reader, message_of, parts_of, read_bare_json, read_tags
+from etude.gateway.renderers.answers import Kind, Part, Reader, message_of, parts_of, read_bare_json, read_tags, text_of
 from etude.gateway.renderers.chat_template import ChatTemplate, call_message
 from etude.gateway.renderers.deepseek import DeepSeekFormat
 from etude.gateway.renderers.family import Message, Tail, read, tail_of
@@ -22,6 +23,7 @@ from etude.gateway.renderers.vocabulary import Frame, Vocabulary
 
 _ANSWER = "etude-answer"
 _QUESTION: dict[str, object] = {"role": "user", "content": "etude-question"}
+_LATE_SYSTEM: dict[str, object] = {"role": "system", "content": "etude-late"}
 _ARGUMENTS = '{"etude" :"answer"}'
 _READERS: tuple[Reader, ...] = (
     read_tags,
@@ -51,6 +53,8 @@ class TemplateRenderer:
         self._extendable = extendable
         self._masks = Masks(self._vocabulary.added_tokens)
         self._mapped = self._maps_arguments()
+        self._one_system = False
+        self._one_system = not self._takes_late_system()
         try:
             self._end = self._find_end()
             opening = self._text([_QUESTION])
@@ -122,7 +126,8 @@ class TemplateRenderer:
     def _text(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = (), *, opening: bool = True
     ) -> str:
-        return self._template.text(messages, tools, opening=opening, mapped=self._mapped)
+        told = _with_one_system(messages) if self._one_system else messages
+        return self._template.text(told, tools, opening=opening, mapped=self._mapped)
 
     def _encode(self, text: str, mask: str) -> list[int]:
         pieces = text.split(mask) if mask else [text]
@@ -143,6 +148,16 @@ class TemplateRenderer:
             if _ARGUMENTS in text:
                 return mapped
         return True
+
+    def _takes_late_system(self) -> bool:
+        """Return whether the template tells what the system says a second time, at the beginning and later."""
+        answer: Message = {"role": "assistant", "content": _ANSWER}
+        system: Message = {"role": "system", "content": "etude-system"}
+        begins = ([system, _LATE_SYSTEM, _QUESTION], [system, _QUESTION, answer, _LATE_SYSTEM, _QUESTION])
+        try:
+            return all(str(_LATE_SYSTEM["content"]) in self._text(messages) for messages in begins)
+        except CallRefusedError:
+            return False
 
     def _find_end(self) -> str:
         answer = {"role": "assistant", "content": _ANSWER}
@@ -170,6 +185,23 @@ class TemplateRenderer:
             if calls == [("etude", _ARGUMENTS)] and not broken:
                 return reader
         return _read_text
+
+
+def _with_one_system(messages: Sequence[Message]) -> list[Message]:
+    """Return messages for a template that knows one system message, the first.
+
+    Those that begin a conversation together are one; what the system says later is told as a user's, since harnesses
+    would have no other way to say it.
+    """
+    first = list(takewhile(lambda message: message["role"] == "system", messages))
+    joined: list[Message] = (
+        [dict(first[0]) | {"content": "\n\n".join(map(text_of, first))}] if len(first) > 1 else first
+    )
+    rest = messages[len(first) :]
+    return [
+        *joined,
+        *(dict(message) | {"role": "user"} if message["role"] == "system" else message for message in rest),
+    ]
 
 
 def _read_text(text: str) -> list[Part]:
