@@ -8,6 +8,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from etude.policy.device_hash import device_sums
 from etude.policy.sum_hash import sums_of
 from etude.policy.views import View, in_view
 
@@ -40,9 +41,15 @@ def view_digest(tensors: Mapping[str, Tensor], view: View) -> str:
 
 
 def _bytes_digest(tensor: Tensor) -> str:
-    """A swap waits for this: weights that were hashed when they were staged are only recognised, at memory speed."""
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    """A swap waits for this: weights that were hashed when they were staged are only recognised, at memory speed.
+
+    A device hashes faster than what lies on it can be fetched.
+    """
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     width = tensor.element_size()
+    if flat.device.type != "cpu":
+        return device_sums(flat, width=width).hex()
+    data = flat.numpy()
     fingerprint = (width, xxhash.xxh3_128_digest(data.data))
     found = _KNOWN.get(fingerprint)
     if found is None:

@@ -86,7 +86,8 @@ def _split(tensor: Tensor, rows: int) -> list[Tensor]:
 def _scales(weights: Tensor, code_format: CodeFormat) -> Tensor:
     rows = _blocks_at_once(weights, code_format) * code_format.rows
     largest = torch.cat([_largest(part, code_format) for part in _split(weights, rows)])
-    scales = (largest / code_format.largest).clamp(min=_TINY)
+    # By a number that lies elsewhere a GPU does not divide: it multiplies by its reciprocal.
+    scales = (largest / largest.new_full((), code_format.largest)).clamp(min=_TINY)
     # Which NaN an operation makes differs between processors.
     scales = torch.where(torch.isfinite(largest), scales, torch.full_like(scales, torch.nan))
     return scales.to(code_format.scales)

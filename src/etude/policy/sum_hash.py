@@ -27,10 +27,10 @@ _WORTH_COMPILING = 1 << 21
 """Units from which on loading the compiler's work is paid back."""
 _WORTH_CALLING = 1 << 14
 """Units from which on the compiler's work is faster, once it is loaded."""
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_SHARED = np.uint64(0xBF58476D1CE4E5B9)
-_FIRST = np.uint64(0x94D049BB133111EB)
-_SECOND = np.uint64(0xC4CEB9FE1A85EC53)
+STEP = np.uint64(0x9E3779B97F4A7C15)
+SHARED = np.uint64(0xBF58476D1CE4E5B9)
+FIRST = np.uint64(0x94D049BB133111EB)
+SECOND = np.uint64(0xC4CEB9FE1A85EC53)
 _BITS_16, _BITS_27, _BITS_29, _BITS_30, _BITS_31, _BITS_33 = (np.uint64(bits) for bits in (16, 27, 29, 30, 31, 33))
 
 
@@ -130,15 +130,15 @@ def _mixed(units: NDArray[np.unsignedinteger[Any]], places: Words) -> Sums:
     """Both mixers share their first round; the first of them is SplitMix64's."""
     mixed = units.astype(np.uint64)
     mixed |= places << _BITS_16
-    mixed += _STEP
+    mixed += STEP
     mixed ^= mixed >> _BITS_30
-    mixed *= _SHARED
+    mixed *= SHARED
     other = mixed >> _BITS_33
     other ^= mixed
-    other *= _SECOND
+    other *= SECOND
     other ^= other >> _BITS_29
     mixed ^= mixed >> _BITS_27
-    mixed *= _FIRST
+    mixed *= FIRST
     mixed ^= mixed >> _BITS_31
     return Sums(int(mixed.sum()), int(other.sum()))
 
@@ -150,11 +150,11 @@ def _add_runs(
     for row in range(starts.size):
         start, at = starts[row], row * length
         for column in range(length):
-            mixed = ((start + np.uint64(column)) << _BITS_16 | np.uint64(units[at + column])) + _STEP
-            mixed = (mixed ^ (mixed >> _BITS_30)) * _SHARED
-            other = (mixed ^ (mixed >> _BITS_33)) * _SECOND
+            mixed = ((start + np.uint64(column)) << _BITS_16 | np.uint64(units[at + column])) + STEP
+            mixed = (mixed ^ (mixed >> _BITS_30)) * SHARED
+            other = (mixed ^ (mixed >> _BITS_33)) * SECOND
             second += other ^ (other >> _BITS_29)
-            mixed = (mixed ^ (mixed >> _BITS_27)) * _FIRST
+            mixed = (mixed ^ (mixed >> _BITS_27)) * FIRST
             first += mixed ^ (mixed >> _BITS_31)
     sums[0], sums[1] = first, second
 
