@@ -94,7 +94,7 @@ def mixed(rng: random.Random, blob: bytes, other: bytes) -> bytes:
     return join(parts)
 
 
-def outcome(old: Patterns, coding: Coding, blob: bytes, layout: Layout, kernels: Kernels) -> Patch | str:
+def outcome(old: Patterns, coding: Coding, blob: bytes, layout: Layout, kernels: Kernels[Patterns]) -> Patch | str:
     try:
         patch = read_tile(old, coding, memoryview(blob), layout=layout, kernels=kernels)
     except IntegrityError as error:
@@ -124,7 +124,7 @@ class Tally:
         self.refusals: Counter[str] = Counter()
         self.slowest = 0.0
 
-    def round(self, seed: int, contenders: list[Kernels], previous: bytes) -> bytes:
+    def round(self, seed: int, contenders: list[Kernels[Patterns]], previous: bytes) -> bytes:
         rng, dice = np.random.default_rng(seed), random.Random(seed)
         layout = LAYOUTS[dice.choice(sorted(LAYOUTS))]
         old, new = tile(rng, layout)

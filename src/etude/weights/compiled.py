@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from etude.weights.kernels import Indices, Kernels, NumpyKernels
+from etude.weights.kernels import HostTiles, Indices, Kernels, NumpyKernels
 from etude.weights.lanes import LANES
 from etude.weights.loops import (
     Bytes,
@@ -47,7 +47,7 @@ _SIGNATURES: dict[Callable[..., Any], str] = {
 """What every loop is called with; `element` is the type of a tile's elements."""
 
 
-class NumbaKernels:
+class NumbaKernels(HostTiles):
     """Compiled loops; a cache on disk makes compiling them a matter of the first process."""
 
     def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:
@@ -125,7 +125,7 @@ class NumbaKernels:
         return values
 
 
-def fastest_kernels(num_elements: int) -> Kernels:
+def fastest_kernels(num_elements: int) -> Kernels[Patterns]:
     """Return the compiled loops where numba is installed and there is enough to do, else those of numpy."""
     worth_it = num_elements >= _WORTH_COMPILING and importlib.util.find_spec("numba") is not None
     return NumbaKernels() if worth_it else NumpyKernels()

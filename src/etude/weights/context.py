@@ -5,6 +5,7 @@ an exponent are therefore far more regular than positions in the tile. One class
 """
 
 import struct
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from etude.weights.bits import (
     require,
     split,
 )
-from etude.weights.kernels import Indices, Kernels
+from etude.weights.kernels import Indices, Kernels, T
 from etude.weights.rice import read_gaps, write_gaps
 from etude.weights.ulp import Layout, Patterns, magnitudes
 from etude.weights.values import SIGN_PARTS, TOKEN_PARTS, read_signs, read_tokens, write_signs, write_tokens
@@ -41,10 +42,10 @@ _TOO_FEW = "more elements of an exponent changed than there are"
 
 
 def write_changes(
-    tile: Patterns, positions: Indices, distances: Patterns, *, count: int, layout: Layout, kernels: Kernels
+    tile: T, positions: Indices, distances: Patterns, *, count: int, layout: Layout, kernels: Kernels[T]
 ) -> bytes:
     """Return what changed in a tile, given its old elements, by `count` classes."""
-    top = _top_exponent(tile, layout) if count > 1 else 0
+    top = _top_exponent(tile, layout, kernels) if count > 1 else 0
     if count > 1:
         numbers, ranks, members = kernels.ranks(tile, positions, top - count + 1, count, layout)
         changed = np.bincount(numbers, minlength=count)
@@ -52,7 +53,7 @@ def write_changes(
         ranks, distances = ranks[order], distances[order]
         del numbers, order
     else:
-        ranks, members, changed = positions, np.array([tile.size]), np.array([positions.size])
+        ranks, members, changed = positions, np.array([len(tile)]), np.array([positions.size])
     headers, bodies = [struct.pack("<B", top)], list[bytes]()
     as_tokens = np.zeros(distances.size, np.bool_)
     begin = 0
@@ -72,14 +73,18 @@ def write_changes(
 
 
 def read_changes(
-    tile: Patterns, blob: memoryview, *, count: int, layout: Layout, kernels: Kernels
+    tile: T, blob: memoryview, *, count: int, layout: Layout, kernels: Kernels[T]
 ) -> tuple[Indices, Patterns]:
     """Return positions and distances of what changed; only the exact old elements lead to the right ones."""
     header, bodies, *streams = split(blob, 2 + SIGN_PARTS + TOKEN_PARTS)
     require(len(header) == 1 + count * _CLASS_HEADER.size, "a header of another number of classes")
     require(header[0] < 1 << layout.exponent_bits, "an exponent that the dtype does not have")
-    ranks, bitmaps, as_tokens = _read_classes(header[1:], bodies, tile.size, kernels)
-    placed = (ranks[0], np.array([tile.size]))
+    ranks, bitmaps, as_tokens = _read_classes(header[1:], bodies, len(tile), kernels)
+    far = np.repeat(as_tokens, [part.size for part in ranks])
+    num_far = int(far.sum())
+    signs = read_signs(streams[:SIGN_PARTS], far.size - num_far, layout, kernels)
+    tokens = read_tokens(streams[SIGN_PARTS:], num_far, layout, kernels)
+    placed = (ranks[0], np.array([len(tile)]))
     if count > 1:
         placed = kernels.positions(tile, ranks, header[0] - count + 1, layout)
     if placed is None:
@@ -87,15 +92,11 @@ def read_changes(
     positions, members = placed
     for number, num_bytes in bitmaps.items():
         require((int(members[number]) + 7) // 8 == num_bytes, "a bitmap of another size than its class")
-    far = np.repeat(as_tokens, [part.size for part in ranks])
-    num_far = int(far.sum())
-    signs = read_signs(streams[:SIGN_PARTS], far.size - num_far, layout, kernels)
-    tokens = read_tokens(streams[SIGN_PARTS:], num_far, layout, kernels)
     return np.concatenate((positions[~far], positions[far])), np.concatenate((signs, tokens))
 
 
 def _read_classes(
-    headers: memoryview, bodies: memoryview, size: int, kernels: Kernels
+    headers: memoryview, bodies: memoryview, size: int, kernels: Kernels[Any]
 ) -> tuple[list[Indices], dict[int, int], list[bool]]:
     """Return the ranks of every class, the bytes of those that are bitmaps, and which distances are tokens.
 
@@ -124,16 +125,16 @@ def _read_classes(
     return ranks, bitmaps, as_tokens
 
 
-def _top_exponent(tile: Patterns, layout: Layout) -> int:
+def _top_exponent(tile: T, layout: Layout, kernels: Kernels[T]) -> int:
     """Return the smallest exponent that nearly all elements of a sample do not exceed."""
-    stride = tile.size // (_RUNS * _RUN)
-    sample = tile[::_EVERY] if stride < _EVERY else tile[: tile.size - tile.size % _RUN].reshape(-1, _RUN)[::stride]
-    exponents = (sample.ravel() >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
+    size, stride = len(tile), len(tile) // (_RUNS * _RUN)
+    sample = tile[::_EVERY] if stride < _EVERY else tile[: size - size % _RUN].reshape(-1, _RUN)[::stride]
+    exponents = (kernels.fetch(sample).ravel() >> layout.mantissa_bits) & ((1 << layout.exponent_bits) - 1)
     covered = np.cumsum(np.bincount(exponents.astype(np.int64), minlength=1 << layout.exponent_bits))
     return int(np.searchsorted(covered, _COVERED * float(covered[-1])))
 
 
-def _write_positions(ranks: Indices, members: int, kernels: Kernels) -> tuple[int, bytes]:
+def _write_positions(ranks: Indices, members: int, kernels: Kernels[Any]) -> tuple[int, bytes]:
     if not ranks.size:
         return _UNCHANGED, b""
     if ranks.size <= _SPARSE * members:
@@ -147,7 +148,7 @@ def _write_positions(ranks: Indices, members: int, kernels: Kernels) -> tuple[in
     return min(candidates, key=lambda found: len(found[1]))
 
 
-def _read_ranks(mode: int, body: memoryview, most: int, kernels: Kernels) -> tuple[Indices, int]:
+def _read_ranks(mode: int, body: memoryview, most: int, kernels: Kernels[Any]) -> tuple[Indices, int]:
     """Return ranks below `most`, or a little above in a bitmap, and the size of the bitmap, 0 when it is none."""
     if mode == _GAPS:
         return read_gaps(body, most, kernels), 0

@@ -16,7 +16,7 @@ from etude.weights.bits import (
     split,
 )
 from etude.weights.context import CLASSES, read_changes, write_changes
-from etude.weights.kernels import Indices, Kernels
+from etude.weights.kernels import Indices, Kernels, T
 from etude.weights.rice import read_gaps, write_gaps
 from etude.weights.ulp import Layout, Patterns, steps
 from etude.weights.values import SIGN_PARTS, read_signs, write_signs
@@ -56,10 +56,10 @@ class Patch(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     values: Patterns
     """Distances, to be added in the order of the values; or the new elements."""
 
-    def apply(self, tile: Patterns, layout: Layout, kernels: Kernels) -> None:
+    def apply(self, tile: T, layout: Layout, kernels: Kernels[T]) -> None:
         """Change the elements of a tile in place, from old to new."""
         if self.positions is None:
-            tile[:] = self.values
+            kernels.fill(tile, self.values)
         else:
             kernels.add(tile, self.positions, self.values, layout)
 
@@ -69,9 +69,7 @@ def uses_context(layout: Layout) -> bool:
     return layout.exponent_bits > 0 and layout.width <= _MAX_CONTEXT_WIDTH
 
 
-def write_tile(
-    old: Patterns | None, new: Patterns, *, layout: Layout, kernels: Kernels, context: bool
-) -> tuple[Coding, bytes]:
+def write_tile(old: T | None, new: T, *, layout: Layout, kernels: Kernels[T], context: bool) -> tuple[Coding, bytes]:
     """Return the smallest code for a tile, never larger than its elements.
 
     With `context` the old elements may be needed to read it. Without `old` the new ones stand alone.
@@ -82,11 +80,12 @@ def write_tile(
         if len(written[1]) < _GOOD * new.nbytes:
             return written
         candidates.append(written)
-    candidates += [(Coding.PLANES, _write_planes(new, layout)), (Coding.RAW, new.tobytes())]
+    values = kernels.fetch(new)
+    candidates += [(Coding.PLANES, _write_planes(values, layout)), (Coding.RAW, values.tobytes())]
     return min(candidates, key=lambda found: len(found[1]))
 
 
-def read_tile(old: Patterns, coding: Coding, blob: memoryview, *, layout: Layout, kernels: Kernels) -> Patch:
+def read_tile(old: T, coding: Coding, blob: memoryview, *, layout: Layout, kernels: Kernels[T]) -> Patch:
     """Return what to do to the old elements; raise `IntegrityError` for bytes that no writer makes.
 
     Memory is bounded by the tile's size whatever the bytes claim.
@@ -99,10 +98,10 @@ def read_tile(old: Patterns, coding: Coding, blob: memoryview, *, layout: Layout
         require(len(blob) == old.nbytes, "it has another size than its elements")
         return Patch(positions=None, values=np.frombuffer(blob, layout.unsigned))
     if coding == Coding.PLANES:
-        return Patch(positions=None, values=_read_planes(blob, old.size, layout))
+        return Patch(positions=None, values=_read_planes(blob, len(old), layout))
     if coding == Coding.RICE:
         gaps, *signs = split(blob, 1 + SIGN_PARTS)
-        positions = read_gaps(gaps, old.size, kernels)
+        positions = read_gaps(gaps, len(old), kernels)
         return Patch(positions=positions, values=read_signs(signs, positions.size, layout, kernels))
     require(coding == Coding.DENSE or uses_context(layout), "it needs an exponent, which its dtype does not have")
     count = CLASSES if coding == Coding.CONTEXT else 1
@@ -110,15 +109,13 @@ def read_tile(old: Patterns, coding: Coding, blob: memoryview, *, layout: Layout
     return Patch(positions=positions, values=distances)
 
 
-def _write_changes(
-    old: Patterns, new: Patterns, *, layout: Layout, kernels: Kernels, context: bool
-) -> tuple[Coding, bytes]:
+def _write_changes(old: T, new: T, *, layout: Layout, kernels: Kernels[T], context: bool) -> tuple[Coding, bytes]:
     positions, distances = _distances(old, new, layout=layout, kernels=kernels)
     if not positions.size:
         return Coding.SAME, b""
     context = context and uses_context(layout)
     candidates: list[tuple[Coding, bytes]] = []
-    if positions.size <= _DENSE * old.size and (not context or positions.size < _FEW):
+    if positions.size <= _DENSE * len(old) and (not context or positions.size < _FEW):
         rice = join([write_gaps(positions, kernels), *write_signs(distances, layout, kernels)])
         candidates.append((Coding.RICE, rice))
     if context or not candidates:
@@ -128,7 +125,7 @@ def _write_changes(
     return min(candidates, key=lambda found: len(found[1]))
 
 
-def _distances(old: Patterns, new: Patterns, *, layout: Layout, kernels: Kernels) -> tuple[Indices, Patterns]:
+def _distances(old: T, new: T, *, layout: Layout, kernels: Kernels[T]) -> tuple[Indices, Patterns]:
     positions, before, after = kernels.changed(old, new)
     return positions, steps(before, after, layout)
 

@@ -1,28 +1,80 @@
-"""The inner loops of the codec, in numpy. `compiled.py` has the same loops for numba; both give the same bytes."""
+"""The inner loops of the codec, in numpy.
+
+`compiled.py` has the same loops for numba, `torch_kernels.py` those that look at weights for weights on a device. All
+give the same bytes.
+"""
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from etude.weights.ulp import Layout, Patterns, moved
 
 Indices = NDArray[np.int64]
+NO_DIGEST = bytes(16)
+"""In the place of a tile's hash: it was made where only its tensor's digest could be taken."""
 _CHUNK = 1 << 16
 """Elements whose bits are unpacked at a time, so that memory does not grow with the tile."""
 
+_Same = TypeVar("_Same")
+
 
 @runtime_checkable
-class Kernels(Protocol):
-    """What is worth compiling."""
+class Elements(Protocol):
+    """Weights in a row, where they lie: an array of unsigned integers here, or what stands for one elsewhere."""
 
-    def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:
+    @property
+    def nbytes(self) -> int:
+        """Of all of them."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self: _Same, part: slice | tuple[slice, ...], /) -> _Same: ...
+
+    def __setitem__(self: _Same, part: slice | tuple[slice, ...], values: _Same, /) -> None: ...
+
+    def reshape(self: _Same, *shape: int) -> _Same:
+        """Return the same elements along other axes."""
+        ...
+
+
+T = TypeVar("T", bound=Elements)
+
+
+@runtime_checkable
+class Kernels(Protocol[T]):
+    """What is worth compiling, and what depends on where the weights lie. Only tiles may lie elsewhere."""
+
+    def view(self, data: T, layout: Layout) -> T:
+        """Return bytes as elements in the same memory."""
+        ...
+
+    def fetch(self, tile: T) -> Patterns:
+        """Return elements to be read here."""
+        ...
+
+    def take(self, tile: T, places: Indices) -> Patterns:
+        """Return the elements at these places, in the shape of `places`."""
+        ...
+
+    def fill(self, tile: T, values: Patterns) -> None:
+        """Replace all elements."""
+        ...
+
+    def digest(self, tile: T) -> bytes:
+        """Return the xxh3-128 of a tile, or `NO_DIGEST` where it cannot be taken."""
+        ...
+
+    def changed(self, old: T, new: T) -> tuple[Indices, Patterns, Patterns]:
         """Return the ascending positions at which two tiles differ, and what is there in each."""
         ...
 
     def ranks(
-        self, tile: Patterns, positions: Indices, lowest: int, count: int, layout: Layout
+        self, tile: T, positions: Indices, lowest: int, count: int, layout: Layout
     ) -> tuple[NDArray[np.uint8], Indices, Indices]:
         """Return class of each ascending position and rank within it, and the number of members of each class.
 
@@ -31,7 +83,7 @@ class Kernels(Protocol):
         ...
 
     def positions(
-        self, tile: Patterns, ranks: Sequence[Indices], lowest: int, layout: Layout
+        self, tile: T, ranks: Sequence[Indices], lowest: int, layout: Layout
     ) -> tuple[Indices, Indices] | None:
         """Return where the members with these ranks, ascending by class, are, and the number of members of each class.
 
@@ -57,7 +109,7 @@ class Kernels(Protocol):
         """Return 1 for every bit that is set and -1 for every other one."""
         ...
 
-    def add(self, tile: Patterns, positions: Indices, distances: Patterns, layout: Layout) -> None:
+    def add(self, tile: T, positions: Indices, distances: Patterns, layout: Layout) -> None:
         """Move the elements at distinct positions."""
         ...
 
@@ -70,7 +122,31 @@ class Kernels(Protocol):
         ...
 
 
-class NumpyKernels:
+class HostTiles:
+    """Tiles that lie here."""
+
+    def view(self, data: Patterns, layout: Layout) -> Patterns:
+        """See `Kernels`."""
+        return data.view(layout.unsigned)
+
+    def fetch(self, tile: Patterns) -> Patterns:
+        """See `Kernels`."""
+        return tile
+
+    def take(self, tile: Patterns, places: Indices) -> Patterns:
+        """See `Kernels`."""
+        return tile[places]
+
+    def fill(self, tile: Patterns, values: Patterns) -> None:
+        """See `Kernels`."""
+        tile[:] = values
+
+    def digest(self, tile: Patterns) -> bytes:
+        """See `Kernels`."""
+        return xxhash.xxh3_128_digest(tile.data)
+
+
+class NumpyKernels(HostTiles):
     """Whole-array operations."""
 
     def changed(self, old: Patterns, new: Patterns) -> tuple[Indices, Patterns, Patterns]:

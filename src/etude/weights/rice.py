@@ -2,6 +2,7 @@
 
 import math
 import struct
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ _MAX_K = 22
 EMPTY = b"\0"
 
 
-def write_gaps(indices: Indices, kernels: Kernels) -> bytes:
+def write_gaps(indices: Indices, kernels: Kernels[Any]) -> bytes:
     """Return ascending indices as the distances between them."""
     if not indices.size:
         return EMPTY
@@ -28,7 +29,7 @@ def write_gaps(indices: Indices, kernels: Kernels) -> bytes:
     return _HEADER.pack(k + 1, count, num_bits) + kernels.write_rice(indices, k, num_bits)
 
 
-def read_gaps(data: memoryview, size: int, kernels: Kernels) -> Indices:
+def read_gaps(data: memoryview, size: int, kernels: Kernels[Any]) -> Indices:
     """Return ascending indices below `size`; refuse everything else before memory for more than these is taken."""
     if bytes(data[:2]) == EMPTY:
         return np.zeros(0, np.int64)

@@ -2,6 +2,9 @@
 
 u64 xxh3-64 of the table | table: u32 elements of a tile (the last one is shorter), then per tile
     u8 coding | u32 bytes | u64 xxh3-64 of these bytes | xxh3-128 of the new elements | the tiles' bytes, edge to edge
+
+The hash of the new elements is zero in what was written where they could not be hashed. Readers then rely on the digest
+of the tensor, without which no version is used.
 """
 
 import struct
@@ -16,8 +19,8 @@ import xxhash
 from etude.errors import IntegrityError
 from etude.weights.bits import require
 from etude.weights.delta import MAX_TILE, Coding, read_tile, write_tile
-from etude.weights.kernels import Kernels
-from etude.weights.ulp import Layout, Patterns
+from etude.weights.kernels import NO_DIGEST, Kernels, T
+from etude.weights.ulp import Layout
 
 _HASH = struct.Struct("<Q")
 _SIZE = struct.Struct("<I")
@@ -38,23 +41,23 @@ class Tile(msgspec.Struct, frozen=True, kw_only=True):
     """Elements of the whole."""
     blob: memoryview
     digest: bytes
-    """xxh3-128 of the new elements."""
+    """xxh3-128 of the new elements, or `NO_DIGEST`."""
 
 
 def write_tiles(
-    old: Patterns | None, new: Patterns, *, layout: Layout, kernels: Kernels, context: bool, workers: int = 1
+    old: T | None, new: T, *, layout: Layout, kernels: Kernels[T], context: bool, workers: int = 1
 ) -> bytes:
     """Return the tiles of all elements, from the old ones or, without these, standing alone."""
-    size = tile_size_for(old, new, layout)
+    size = tile_size_for(old, new, layout, kernels)
 
     def write(begin: int) -> tuple[bytes, bytes]:
         fresh = new[begin : begin + size]
         base = None if old is None else old[begin : begin + size]
         coding, blob = write_tile(base, fresh, layout=layout, kernels=kernels, context=context)
-        row = _ROW.pack(coding, len(blob), xxhash.xxh3_64_intdigest(blob), xxhash.xxh3_128_digest(fresh.data))
+        row = _ROW.pack(coding, len(blob), xxhash.xxh3_64_intdigest(blob), kernels.digest(fresh))
         return row, blob
 
-    written = _each(write, range(0, new.size, size), workers)
+    written = _each(write, range(0, len(new), size), workers)
     table = _SIZE.pack(size) + b"".join(row for row, _ in written)
     return b"".join((_HASH.pack(xxhash.xxh3_64_intdigest(table)), table, *(blob for _, blob in written)))
 
@@ -82,9 +85,7 @@ def read_tiles(data: memoryview, size: int, *, allowed: Collection[Coding]) -> l
     return tiles
 
 
-def apply_tiles(
-    tiles: Iterable[Tile], elements: Patterns, *, layout: Layout, kernels: Kernels, workers: int = 1
-) -> None:
+def apply_tiles(tiles: Iterable[Tile], elements: T, *, layout: Layout, kernels: Kernels[T], workers: int = 1) -> None:
     """Change elements in place, from old to new.
 
     Raise `IntegrityError` when a tile is not what a writer makes or gives other elements than it was made for, which is
@@ -95,8 +96,9 @@ def apply_tiles(
         part = elements[tile.begin : tile.end]
         try:
             read_tile(part, tile.coding, tile.blob, layout=layout, kernels=kernels).apply(part, layout, kernels)
-            # A wrong base shows here; the other checks hold for whatever comes out of a store.
-            require(xxhash.xxh3_128_digest(part.data) == tile.digest, "it was made for other old weights")
+            if tile.digest != NO_DIGEST:
+                # A wrong base shows here; the other checks hold for whatever comes out of a store.
+                require(kernels.digest(part) in (tile.digest, NO_DIGEST), "it was made for other old weights")
         except IntegrityError as error:
             msg = f"the tile at element {tile.begin} cannot be applied: {error}"
             raise IntegrityError(msg) from error
@@ -104,13 +106,13 @@ def apply_tiles(
     _each(apply, tiles, workers)
 
 
-def tile_size_for(old: Patterns | None, new: Patterns, layout: Layout) -> int:
+def tile_size_for(old: T | None, new: T, layout: Layout, kernels: Kernels[T]) -> int:
     """Tiles cost less per change the larger they are, and memory for every change."""
-    if old is None or layout.width > 2 or not new.size:  # noqa: PLR2004 - bytes of a half-precision element
+    if old is None or layout.width > 2 or not len(new):  # noqa: PLR2004 - bytes of a half-precision element
         return _DENSE_TILE
-    begins = np.linspace(0, max(0, new.size - _SAMPLE), _SAMPLES, dtype=np.int64)
-    places = np.minimum(begins[:, None] + np.arange(_SAMPLE), new.size - 1)
-    changed = float((old[places] != new[places]).mean())
+    begins = np.linspace(0, max(0, len(new) - _SAMPLE), _SAMPLES, dtype=np.int64)
+    places = np.minimum(begins[:, None] + np.arange(_SAMPLE), len(new) - 1)
+    changed = float((kernels.take(old, places) != kernels.take(new, places)).mean())
     return _SPARSE_TILE if changed < _SPARSE else _DENSE_TILE
 
 

@@ -5,6 +5,7 @@ token for the magnitude compresses, and the bits below the leading one do not.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ _CHUNK = 1 << 16
 _BYTE = np.dtype(np.uint8)
 
 
-def write_signs(distances: Patterns, layout: Layout, kernels: Kernels) -> list[bytes]:
+def write_signs(distances: Patterns, layout: Layout, kernels: Kernels[Any]) -> list[bytes]:
     """Return signs, and what is not one step: its gaps, magnitudes, and magnitudes too large for a byte."""
     one = layout.unsigned.type(1)
     exceptions = np.flatnonzero((distances != one) & (distances + one != 0))
@@ -46,7 +47,7 @@ def write_signs(distances: Patterns, layout: Layout, kernels: Kernels) -> list[b
     ]
 
 
-def read_signs(parts: list[memoryview], count: int, layout: Layout, kernels: Kernels) -> Patterns:
+def read_signs(parts: list[memoryview], count: int, layout: Layout, kernels: Kernels[Any]) -> Patterns:
     """Return `count` distances."""
     signs, gaps, shorts, longs = parts
     distances = kernels.unit_steps(read_bit_string(signs, count), count, layout)
@@ -65,7 +66,7 @@ def read_signs(parts: list[memoryview], count: int, layout: Layout, kernels: Ker
     return distances
 
 
-def write_tokens(distances: Patterns, layout: Layout, kernels: Kernels) -> list[bytes]:
+def write_tokens(distances: Patterns, layout: Layout, kernels: Kernels[Any]) -> list[bytes]:
     """Return a token for each distance, and the bits that the tokens of far ones leave open, order by order."""
     zigzag: Patterns = np.bitwise_xor(distances << 1, np.negative(distances >> (layout.bits - 1)))
     tokens = (zigzag - layout.unsigned.type(1)).astype(np.uint8)
@@ -77,7 +78,7 @@ def write_tokens(distances: Patterns, layout: Layout, kernels: Kernels) -> list[
     return [optionally_compressed(tokens, above=64), b"".join(extra)]
 
 
-def read_tokens(parts: list[memoryview], count: int, layout: Layout, kernels: Kernels) -> Patterns:
+def read_tokens(parts: list[memoryview], count: int, layout: Layout, kernels: Kernels[Any]) -> Patterns:
     """Return `count` distances."""
     tokens = read_optionally_compressed(parts[0], count, _BYTE)
     extra = np.frombuffer(parts[1], np.uint8)
