@@ -221,6 +221,8 @@ class PoolSection(Section):
     """Requests decoded together."""
     threads: PositiveInt = 1
     """CPU threads of each process."""
+    device: Annotated[str, Field(pattern=r"^(cpu|cuda(:[0-9]{1,3})?)$")] = "cpu"
+    """Torch device that each process computes on: `cpu`, `cuda` or `cuda:1`. New weights are unpacked there as well."""
     price: PositiveFloat = 1.0
     """Of a second of a sampler, in any unit that all pools share: twice the price has to be twice as fast."""
     region: str = ""

@@ -291,7 +291,7 @@ class Ledger(Protocol):
 
 
 class StagedWeights(Protocol):
-    """Verified weights on the CPU. Their reader copies what it needs and writes to none of them."""
+    """Verified weights. Their reader copies what it needs and writes to none of them."""
 
     @property
     def lineage(self) -> str: ...
@@ -304,7 +304,7 @@ class StagedWeights(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, Any]:
-        """Torch tensors by Hugging Face name, in the published dtype; untyped because torch is a stranger here."""
+        """Torch tensors by Hugging Face name, in the published dtype, anywhere; untyped because torch is a stranger."""
         ...
 
 

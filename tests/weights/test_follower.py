@@ -27,6 +27,7 @@ from etude.weights.follower import Follower, PathFollower
 from etude.weights.heads import HeadWatch
 from etude.weights.history import list_versions, log_versions
 from etude.weights.leases import LeaseKeeper
+from etude.weights.memory import HOST
 from etude.weights.packing import Slice
 from etude.weights.paths import find_path
 from etude.weights.publisher import open_publisher
@@ -139,7 +140,7 @@ async def test_of_a_long_path_one_copy_of_the_weights_is_staged():
     head = await read_head(store)
     path = await find_path(store, head, held=None, max_bytes=1 << 30)
     assert len(path.manifests) == 6
-    staging = Staging({})
+    staging = Staging({}, memory=HOST)
     memory = []
     for manifest in path.manifests:
         staging.begin(manifest)
@@ -250,7 +251,7 @@ async def test_an_object_that_comes_damaged_once_is_fetched_again():
     torn = FaultyStore(store, clock=ManualClock(), faults=Faults(torn_read=0.3), seed=3)
     head = await read_head(store)
     path = await find_path(store, head, held=None, max_bytes=1 << 30)
-    loaded = await build(path, StoreObjects(torn), base=None)
+    loaded = await build(path, StoreObjects(torn), base=None, memory=HOST)
     assert loaded.digest == head.digest
 
 

@@ -15,6 +15,7 @@ from etude.weights.chain import WEIGHTS
 from etude.weights.follower import Follower, PathFollower
 from etude.weights.inspection import inspect
 from etude.weights.leases import LeaseKeeper, read_leases
+from etude.weights.memory import HOST
 from etude.weights.publisher import open_publisher
 from etude.weights.reader import build, load_version, read_head
 from etude.weights.retention import collect, survey
@@ -74,7 +75,7 @@ class Reader:
             await go.wait()
             live = [lease.reader for lease in await read_leases(self.world.store, WEIGHTS, now=self.world.wall())]
             try:
-                self.loaded = await build(path, objects, base=self.loaded)
+                self.loaded = await build(path, objects, base=self.loaded, memory=HOST)
             except ObjectMissingError:
                 assert self.lease.reader not in live
                 raise

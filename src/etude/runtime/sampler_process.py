@@ -20,6 +20,7 @@ from etude.telemetry.clock import SystemClock
 from etude.weights.chain import WEIGHTS
 from etude.weights.derived import view_keys
 from etude.weights.follower import Follower, StagedVersion
+from etude.weights.memory import memory_of
 from etude.weights.sources import open_source
 
 _FIRST_WEIGHTS_S = 60.0
@@ -52,6 +53,7 @@ async def _open_and_serve(url: str, pool_name: str, index: int) -> None:
             poll_s=config.weights.poll_s,
             objects=source.objects,
             lease=source.lease,
+            memory=memory_of(pool.device),
         )
         await _serve(*await _sampler(run, config, pool, name, follower), follower)
 
@@ -69,6 +71,7 @@ async def _sampler(
         view=pool.view,
         max_batch=1 if alone else pool.max_batch,
         prefix_bytes=0 if alone else _PREFIX_BYTES,
+        device=pool.device,
     )
     ledger = await LedgerWriter.open(run.store, run.local, name, await open_run_id(run.store))
     sampler = EngineSampler(

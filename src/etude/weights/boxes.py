@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from etude.weight_types import Box
+from etude.weights.kernels import T
 
 Shape = tuple[int, ...]
 
@@ -60,26 +61,24 @@ def runs(box: Box, shape: Shape) -> tuple[NDArray[np.uint64], int]:
     return begins + np.uint64(begin), run
 
 
-def part(data: NDArray[np.uint8], shape: Shape, box: Box) -> NDArray[np.uint8]:
+def part(data: T, shape: Shape, box: Box) -> T:
     """Return the bytes of a box of a tensor in row-major order, sharing the tensor's memory where they are one run."""
-    width = data.size // math.prod(shape)
+    width = len(data) // math.prod(shape)
     begins, run = runs(box, shape)
     if begins.size == 1:
         begin = int(begins[0]) * width
         return data[begin : begin + run * width]
-    return _window(data, shape, box, width).reshape(-1)
+    return data.reshape(*shape, width)[_along(box)].reshape(-1)
 
 
-def put(data: NDArray[np.uint8], shape: Shape, box: Box, elements: NDArray[np.uint8]) -> None:
+def put(data: T, shape: Shape, box: Box, elements: T) -> None:
     """Write the bytes of a box, in row-major order, into a tensor's."""
-    width = data.size // math.prod(shape)
-    window = _window(data, shape, box, width)
-    window[...] = elements.reshape(window.shape)
+    width = len(data) // math.prod(shape)
+    data.reshape(*shape, width)[_along(box)] = elements.reshape(*box.shape, width)
 
 
-def _window(data: NDArray[np.uint8], shape: Shape, box: Box, width: int) -> NDArray[np.uint8]:
-    slices = tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.shape, strict=True))
-    return data.reshape(*shape, width)[slices]
+def _along(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(begin, begin + size) for begin, size in zip(box.start, box.shape, strict=True))
 
 
 def make_up(boxes: Sequence[Box], shape: Shape) -> bool:

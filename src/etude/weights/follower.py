@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -13,10 +14,10 @@ from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects
 from etude.weights.heads import HeadWatch
 from etude.weights.leases import LeaseKeeper
+from etude.weights.memory import HOST, Memory
 from etude.weights.paths import MAX_VERSION_BYTES, Held, Path, find_path
 from etude.weights.planner import bytes_of
-from etude.weights.reader import LoadedVersion, build
-from etude.weights.tensors import unflatten
+from etude.weights.reader import Loaded, build
 
 _MAX_BACKOFF_S = 10.0
 _JITTER = 0.2
@@ -28,7 +29,7 @@ Arrive = Callable[[Path, Objects], Awaitable[None]]
 
 
 class StagedVersion(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Verified weights, ready to be swapped in. The tensors lie on the CPU and are read-only by agreement."""
+    """Verified weights, ready to be swapped in. The tensors lie in their follower's memory; nobody writes to them."""
 
     lineage: str
     version: int
@@ -147,7 +148,7 @@ class PathFollower:
 
 
 class Follower:
-    """Follows a chain in memory, skipping to the newest version when it lags."""
+    """Follows a chain in the memory of this process or of a device, skipping to the newest version when it lags."""
 
     def __init__(
         self,
@@ -162,8 +163,12 @@ class Follower:
         in_flight_bytes: int = IN_FLIGHT_BYTES,
         lease: LeaseKeeper | None = None,
         seed: int | None = None,
+        memory: Memory[Any] = HOST,
     ) -> None:
-        """As `PathFollower`; of the objects of a path at most `in_flight_bytes` are in memory."""
+        """As `PathFollower`; of the objects of a path at most `in_flight_bytes` are in memory.
+
+        The weights that are held, and the copy that the next version is built in, lie in `memory`.
+        """
         self.paths = PathFollower(
             store,
             clock=clock,
@@ -176,7 +181,8 @@ class Follower:
             seed=seed,
         )
         self._in_flight_bytes = in_flight_bytes
-        self._loaded: LoadedVersion | None = None
+        self._memory = memory
+        self._loaded: Loaded[Any] | None = None
 
     @property
     def waiting_for(self) -> str:
@@ -208,7 +214,7 @@ class Follower:
             version=loaded.version,
             digest=loaded.source or loaded.digest,
             step=loaded.step,
-            tensors={name: unflatten(flat) for name, flat in loaded.tensors.items()},
+            tensors={name: self._memory.tensor(flat) for name, flat in loaded.tensors.items()},
         )
 
     async def close(self) -> None:
@@ -220,5 +226,10 @@ class Follower:
 
     async def _arrive(self, path: Path, objects: Objects) -> None:
         self._loaded = await build(
-            path, objects, base=self._loaded, keys=self.paths.keys, in_flight_bytes=self._in_flight_bytes
+            path,
+            objects,
+            base=self._loaded,
+            memory=self._memory,
+            keys=self.paths.keys,
+            in_flight_bytes=self._in_flight_bytes,
         )

@@ -12,6 +12,7 @@ from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.decoding import Staging
 from etude.weights.downloads import StoreObjects
 from etude.weights.history import kept_routes, require_head
+from etude.weights.memory import HOST
 from etude.weights.paths import Path, read_manifest, walk
 from etude.weights.reader import LoadedVersion, load_version
 
@@ -88,7 +89,7 @@ class _Inspector:
         if base is not None and base.digest != manifest.base_digest:
             msg = f"the difference to version {route.base} is to other weights than that version has"
             raise StoreError(msg)
-        staging = Staging(base.tensors if base else {}, keys=self._keys)
+        staging = Staging(base.tensors if base else {}, memory=HOST, keys=self._keys)
         path = Path(lineage=lineage, oldest=route.version, routes=(route,), manifests=(manifest,))
         await walk(path, self.objects, staging, keys=self._keys)
         tensors = await asyncio.to_thread(staging.result)

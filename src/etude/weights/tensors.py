@@ -1,12 +1,15 @@
 """Torch tensors as flat bytes and back."""
 
 from collections.abc import Mapping
+from typing import Generic
 
 import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from etude.weights.kernels import T
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -29,13 +32,17 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class FlatTensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A tensor on the CPU, as its bytes."""
+class Flat(msgspec.Struct, Generic[T], frozen=True, kw_only=True, eq=False):
+    """A tensor as its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
-    data: NDArray[np.uint8]
+    data: T
     """Little-endian, contiguous, one-dimensional."""
+
+
+FlatTensor = Flat[NDArray[np.uint8]]
+"""One on the CPU."""
 
 
 def snapshot(tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, FlatTensor]:

@@ -15,6 +15,7 @@ from etude.weights.digest import box_sums, tensor_digest
 from etude.weights.directory import DirectoryState, WeightsDirectory, mapped
 from etude.weights.disk import write_whole
 from etude.weights.journal import JournalWriter
+from etude.weights.memory import HOST
 from etude.weights.shards import INDEX, Place, divide, header_of, index_of
 from etude.weights.tensors import DTYPES
 
@@ -57,11 +58,15 @@ class InPlace:
         self._state = state
         self._journal = JournalWriter(directory.disk, directory.journal)
         self._sums = {name: from_hex(digest) for name, digest in directory.digests.items()}
+        self._whole: set[str] = set()
+        """Tensors whose bytes were found to be those of the base."""
 
     def add(self, name: str, data: bytes) -> None:
         """Write what the object changes into the journal."""
-        for found in decode_object(self._manifest, name, data, self._base):
+        for found in decode_object(self._manifest, name, data, self._base, memory=HOST):
             entry = found.entry
+            if not found.has_hashes:
+                self._check_base(entry)
             unsigned = np.dtype(f"<u{DTYPES[entry.dtype].itemsize}")
             old = self._base(entry, found.box)
             elements = found.data.view(unsigned)
@@ -79,6 +84,18 @@ class InPlace:
         self._journal.commit(self._state)
         self._directory.carry_out()
         self._directory.settle(self._state, {entry.name: entry.digest for entry in self._manifest.tensors})
+
+    def _check_base(self, entry: TensorEntry) -> None:
+        """Sums follow what changes, and so miss what somebody else changed in the rest of the tensor."""
+        if entry.name in self._whole:
+            return
+        if tensor_digest(self._directory.bytes_of(entry.name), entry.dtype) != self._directory.digests[entry.name]:
+            msg = (
+                f"tensor {entry.name!r} in {self._directory.folder} is no longer that of version "
+                f"{self._manifest.base}; load the weights from the anchor"
+            )
+            raise IntegrityError(msg)
+        self._whole.add(entry.name)
 
     def _base(self, entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
         return part(self._directory.bytes_of(entry.name), entry.shape, box)
@@ -105,7 +122,7 @@ class Anew:
 
     def add(self, name: str, data: bytes) -> None:
         """Write the object's tensors."""
-        for found in decode_object(self._manifest, name, data, _no_base):
+        for found in decode_object(self._manifest, name, data, _no_base, memory=HOST):
             place = self._places[found.entry.name]
             begins, run = runs(found.box, found.entry.shape)
             width = DTYPES[found.entry.dtype].itemsize
@@ -149,11 +166,11 @@ def _no_base(entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
     raise IntegrityError(msg)
 
 
-def _in_tensor(found: Decoded, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+def _in_tensor(found: Decoded[NDArray[np.uint8]], positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return where elements of a box lie in its tensor; both rise."""
     begins, run = runs(found.box, found.entry.shape)
     return begins.astype(np.int64)[positions // run] + positions % run
 
 
-def _sums(found: Decoded, data: NDArray[np.uint8]) -> Sums:
+def _sums(found: Decoded[NDArray[np.uint8]], data: NDArray[np.uint8]) -> Sums:
     return box_sums(data, dtype=found.entry.dtype, shape=found.entry.shape, box=found.box)
