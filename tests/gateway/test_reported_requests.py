@@ -106,6 +106,14 @@ def test_half_a_character_in_a_large_body_with_tools_is_mended_too(dialect):
     assert asked.conversation.messages[0]["content"].endswith("x\ufffd")
 
 
+@BY_DIALECT
+def test_a_body_that_is_made_to_take_long_to_mend_is_refused(dialect):
+    body = saying("\ud83d")[dialect.path].replace(b'"\\ud83d"', b'"' + rb"\\a" * 300_000 + b'\\ud83d"')
+    with pytest.raises(CallRefusedError) as refusal:
+        dialect.parse(body)
+    assert (refusal.value.status, refusal.value.code) == (400, "invalid_request")
+
+
 # Arguments of nothing: https://github.com/vllm-project/vllm/issues/19419, pull 33268, pull 43861.
 
 NOTHING = [None, "", " \n", "null", "{}"]
