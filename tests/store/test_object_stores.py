@@ -185,5 +185,5 @@ async def test_the_probe_refuses_a_store_that_ignores_conditions(tmp_path):
         async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
             await super().put(key, data)
 
-    with pytest.raises(StoreError, match="conditional"):
+    with pytest.raises(StoreError, match="ignores conditions"):
         await probe_conditional_writes(Careless(Path(tmp_path)))

@@ -5,7 +5,7 @@ import pytest
 from etude.errors import IntegrityError
 from etude.store.opening import open_store
 from etude.weights.chain import WEIGHTS
-from etude.weights.leases import LeaseKeeper, ReaderLease, read_leases, read_peers
+from etude.weights.leases import LeaseKeeper, ReaderLease, live_leases, read_leases, read_peers
 
 
 class Counting:
@@ -85,3 +85,30 @@ async def test_a_lease_that_is_huge_is_refused_unread():
     with pytest.raises(Exception, match="more than the 4096"):
         await read_leases(store, WEIGHTS, now=0.0)
     assert await read_peers(store, WEIGHTS, cluster="", now=0.0) == []
+
+
+@pytest.mark.parametrize("jump", [-7200.0, -200.0, 7200.0])
+async def test_a_lease_is_renewed_in_time_whatever_happens_to_the_clock(jump):
+    store, real, offset = Counting(), [1e9], [0.0]
+    lease = LeaseKeeper(store, keys=WEIGHTS, reader="r", ttl_s=300.0, wall=lambda: real[0] + offset[0])
+    await lease.hold("one", 5, wanted=5)
+    offset[0] = jump
+    renewed = real[0]
+    for _ in range(60):
+        real[0] += 10.0
+        before = store.puts
+        await lease.hold("one", 5, wanted=5)
+        if store.puts > before:
+            assert real[0] - renewed <= 160.0
+            renewed = real[0]
+    assert real[0] - renewed <= 160.0
+
+
+async def test_a_lease_that_was_renewed_is_live_whatever_its_reader_takes_for_the_time():
+    leases = [
+        ReaderLease(reader=name, lineage="one", version=0, wanted=0, expires=expires)
+        for name, expires in (("sound", 1200.0), ("slow", 40.0), ("gone", 30.0), ("new", 20.0))
+    ]
+    assert [lease.reader for lease in live_leases(leases, now=1000.0)] == ["sound"]
+    heard = {"sound": 1200.0, "slow": 10.0, "gone": 30.0}
+    assert [lease.reader for lease in live_leases(leases, now=1000.0, heard=heard)] == ["sound", "slow", "new"]

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.store.faulty import Faults, FaultyStore
@@ -15,7 +16,9 @@ from etude.weights.chain import WEIGHTS
 from etude.weights.follower import Follower, PathFollower
 from etude.weights.inspection import inspect
 from etude.weights.leases import LeaseKeeper, read_leases
+from etude.weights.manifests import object_sizes
 from etude.weights.memory import HOST
+from etude.weights.paths import find_path
 from etude.weights.publisher import open_publisher
 from etude.weights.reader import build, load_version, read_head
 from etude.weights.retention import collect, survey
@@ -343,3 +346,99 @@ async def test_a_collector_killed_at_any_call_is_gone_on_with():
         assert await world.store.list("weights") == left
         at += 7
     assert at > 100
+
+
+class Meanwhile(ManualClock):
+    """Something happens while the collector waits."""
+
+    def __init__(self, world, what) -> None:
+        super().__init__()
+        self.world = world
+        self.what = what
+        self.waited = 0.0
+
+    async def sleep(self, seconds: float) -> None:
+        self.waited += seconds
+        await self.what()
+        self.world.clock.advance(seconds)
+
+
+@pytest.mark.parametrize("behind_s", [400.0, 1e6])
+@pytest.mark.parametrize("old_marks", [False, True])
+async def test_a_reader_whose_clock_is_behind_keeps_what_it_needs(behind_s, old_marks):
+    world = World()
+    world.clock.advance(2e6)
+    await world.publish(4)
+    keeper = LeaseKeeper(world.store, keys=WEIGHTS, reader="slow", wall=lambda: world.wall() - behind_s)
+    await keeper.hold("one", 0, wanted=3)
+    await world.publish(30)
+
+    async def renew() -> None:
+        world.clock.advance(200)
+        await keeper.hold("one", 0, wanted=3)
+
+    if old_marks:  # of a collection that was cut off after it had marked what it found
+        clock = Meanwhile(world, renew)
+        clock.sleep = None
+        with suppress(TypeError):
+            await collect(world.store, clock=clock, wall=world.wall, keep=1)
+        world.clock.advance(10_000)
+        await keeper.hold("one", 0, wanted=3)
+    clock = Meanwhile(world, renew)
+    found = await collect(world.store, clock=clock, wall=world.wall, keep=1)
+    assert clock.waited >= 300.0
+    assert found.deleted == ()
+    assert (await load_version(world.store, lineage="one", version=world.versions - 1)).version == 33
+    for version in range(4):
+        path = await find_path_below_the_floor(world, version)
+        assert path.manifests
+
+
+async def find_path_below_the_floor(world, version):
+    head = replace(await read_head(world.store), floor=0)
+    return await find_path(world.store, head, held=None, target=("one", version), max_bytes=1 << 40)
+
+
+async def test_leases_of_readers_that_are_long_gone_are_deleted_and_not_waited_for_again():
+    world = World()
+    await world.publish(4)
+    for number in range(3):
+        await world.lease(reader=f"gone-{number}").hold("one", 3, wanted=3)
+    await world.publish(30)
+    world.clock.advance(90_000)
+    await world.lease(reader="live").hold("one", world.versions - 1, wanted=world.versions - 1)
+    clock = Meanwhile(world, lambda: asyncio.sleep(0))
+    found = await collect(world.store, clock=clock, wall=world.wall, keep=1)
+    assert found.deleted
+    assert await world.store.list(WEIGHTS.readers) == [WEIGHTS.reader("live")]
+
+
+class Publishing:
+    """Once something was deleted, a version is published whose anchor has the bytes of one that is about to go."""
+
+    def __init__(self, world) -> None:
+        self._world = world
+        self._done = False
+
+    def __getattr__(self, name):
+        return getattr(self._world.store, name)
+
+    async def delete(self, key: str) -> None:
+        await self._world.store.delete(key)
+        if not self._done:
+            self._done = True
+            publisher = await open_publisher(self._world.store, lineage="one", anchor_share=0.0)
+            await publisher.publish(version=99, step=99, tensors=self._world.weights(0))
+
+
+async def test_what_is_published_again_during_a_collection_is_not_collected():
+    world = World()
+    await world.publish(36)
+    going = await world.collect(keep=1, grace_s=10.0, dry_run=True)
+    first = await find_path_below_the_floor(world, 0)
+    needed = {WEIGHTS.object("one", name) for name in object_sizes(first.manifests[0])}
+    assert needed <= set(going.deleted)
+    found = await collect(Publishing(world), clock=ManualClock(), wall=world.wall, keep=1, grace_s=0.0)
+    assert found.deleted
+    assert not needed & set(found.deleted)
+    assert not (await inspect(world.store)).problems

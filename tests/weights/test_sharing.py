@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from aiohttp import ClientSession, web
 
-from etude.errors import IntegrityError, StoreError
+from etude.errors import HostError, IntegrityError, StoreError
 from etude.store.opening import open_store
 from etude.telemetry.clock import ManualClock, SystemClock
 from etude.weights.chain import WEIGHTS
@@ -53,6 +53,26 @@ async def test_a_damaged_file_in_the_cache_is_fetched_again(tmp_path):
         (tmp_path / wanted(b"a" * 100).name).write_bytes(damage)
         assert await cache.fetch(wanted(b"a" * 100)) == b"a" * 100
     assert len(source.fetched) == 5
+
+
+async def test_what_lies_in_the_way_in_a_cache_only_costs_a_download(tmp_path):
+    data = b"a" * 100
+    source = Source(data)
+    cache = HostCache(tmp_path, source, clock=SystemClock())
+    (tmp_path / wanted(data).name).mkdir()
+    assert await cache.fetch(wanted(data)) == data
+    (tmp_path / wanted(data).name).rmdir()
+    (tmp_path / "locks" / wanted(data).name[:2]).unlink()
+    (tmp_path / "locks" / wanted(data).name[:2]).mkdir()  # as when the disk has no room for it
+    assert await cache.fetch(wanted(data)) == data
+    assert await cache.fetch(wanted(data)) == data
+    assert len(source.fetched) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_refused_by_name(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(HostError, match=rf"cannot cache weights in {tmp_path}/file"):
+        HostCache(tmp_path / "file", Source(), clock=SystemClock())
 
 
 async def test_the_cache_stays_within_its_size_and_keeps_what_was_used_last(tmp_path):

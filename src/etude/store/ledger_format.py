@@ -18,7 +18,8 @@ import msgspec
 import zstandard
 
 from etude.errors import ConfigError, IntegrityError, ObjectExistsError, ObjectMissingError
-from etude.interfaces import ObjectStore
+from etude.interfaces import ErasableStore, ObjectStore
+from etude.store.opening import probe_conditional_writes
 
 FORMAT = 1
 RUN_KEY = "ledger/run.json"
@@ -137,12 +138,15 @@ async def read_run_id(store: ObjectStore) -> str:
     return run.run
 
 
-async def open_run_id(store: ObjectStore) -> str:
-    """Return the run's random id, made by whoever asks first; errors as in `read_run_id`."""
+async def open_run_id(store: ErasableStore) -> str:
+    """Return the run's random id, made by whoever asks first; errors as in `read_run_id`.
+
+    Raise `StoreError` for a store in which no run may begin, as several writers would overwrite each other.
+    """
     try:
         return await read_run_id(store)
     except ObjectMissingError:
-        pass
+        await probe_conditional_writes(store)
     try:
         made = RunFile(format=FORMAT, run=secrets.token_hex(16))
         await store.put(RUN_KEY, msgspec.json.encode(made), create_only=True)

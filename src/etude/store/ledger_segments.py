@@ -8,8 +8,8 @@ import msgspec
 import zstandard
 
 from etude.errors import StoreError
+from etude.store.explaining import explain
 from etude.store.ledger_format import FORMAT, SEGMENT_BYTES, SegmentLine, chain_line, compressor, segment_key
-from etude.store.remote import explain
 
 
 class SegmentWriter:

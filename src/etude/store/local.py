@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
 import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,9 +10,11 @@ from pathlib import Path
 import xxhash
 from obstore.store import LocalStore
 
-from etude.errors import ObjectMissingError, StoreError
+from etude.errors import HostError, ObjectMissingError, StoreError
+from etude.store.explaining import explain
+from etude.store.file_locks import holder_of, try_lock
 from etude.store.keys import check_key
-from etude.store.remote import RemoteStore, explain
+from etude.store.remote import RemoteStore
 
 LOCK_NAME = ".lock"
 """Not a valid key, so it is never listed."""
@@ -28,8 +29,12 @@ class FileStore(RemoteStore):
     at most a staging file. A power failure may lose the last writes.
     """
 
-    def __init__(self, root: Path) -> None:
-        """Create the directory if need be; raise `StoreError` where that is impossible."""
+    def __init__(self, root: Path, *, lock_s: float = LOCK_DEADLINE_S) -> None:
+        """Create the directory if need be; raise `StoreError` where that is impossible.
+
+        A swap waits at most `lock_s` seconds for another process.
+        """
+        self._lock_s = lock_s
         try:
             root.mkdir(parents=True, exist_ok=True)
             self.root = root.resolve(strict=True)
@@ -97,15 +102,16 @@ class FileStore(RemoteStore):
 
     @asynccontextmanager
     async def _locked(self, key: str) -> AsyncGenerator[None]:
-        deadline = asyncio.get_running_loop().time() + LOCK_DEADLINE_S
+        deadline = asyncio.get_running_loop().time() + self._lock_s
+        path = self.root / LOCK_NAME
         with self._typed("lock", check_key(key)):
-            descriptor = os.open(self.root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            while not try_lock(descriptor):
+            while not self._lock(descriptor, path):
                 if asyncio.get_running_loop().time() > deadline:
                     msg = (
-                        f"object {key!r} in {self.name}: {LOCK_NAME} was held by another process for "
-                        f"{LOCK_DEADLINE_S:.0f} s; end the process that `fuser {self.root / LOCK_NAME}` names"
+                        f"object {key!r} in {self.name}: {LOCK_NAME} was held for {self._lock_s:.0f} s by "
+                        f"{holder_of(descriptor, path)}"
                     )
                     raise StoreError(msg)
                 await asyncio.sleep(_LOCK_POLL_S)
@@ -113,11 +119,8 @@ class FileStore(RemoteStore):
         finally:
             os.close(descriptor)
 
-
-def try_lock(descriptor: int) -> bool:
-    """Take an open file's lock and return True, or False when another process has it; the kernel frees it on death."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    def _lock(self, descriptor: int, path: Path) -> bool:
+        try:
+            return try_lock(descriptor, path)
+        except HostError as error:
+            raise StoreError(str(error)) from error

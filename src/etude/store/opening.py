@@ -1,24 +1,33 @@
 """From a URL to a store."""
 
 import os
+import secrets
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
 from obstore.exceptions import BaseError
-from obstore.store import MemoryStore, from_url
+from obstore.store import MemoryStore, S3Store, from_url
 
 from etude.errors import ConfigError, ObjectExistsError, StoreError
-from etude.interfaces import Bucket, ObjectStore
+from etude.interfaces import Bucket, ErasableStore
+from etude.store.explaining import explain
 from etude.store.faulty import Faults, FaultyStore
 from etude.store.local import FileStore
-from etude.store.remote import RemoteStore, explain
+from etude.store.remote import RemoteStore
 from etude.store.retrying import RetryingStore
 from etude.telemetry.clock import SystemClock
 
+if TYPE_CHECKING:
+    from obstore.store import RetryConfig
+
 CLOUD_SCHEMES = ("s3", "gs", "az")
-_PROBE_KEY = "probes/conditional"
+_RETRIES: "RetryConfig" = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
+_PROBES = 10
+"""Swaps that a store may refuse without a reason."""
 
 
 def open_store(url: str) -> Bucket:
@@ -44,9 +53,16 @@ def open_store(url: str) -> Bucket:
     if parts.scheme not in CLOUD_SCHEMES:
         msg = f"run.url {url!r}: use a path, or file:///path, s3://, gs:// or az:// with bucket and prefix"
         raise ConfigError(msg)
+    if parts.query or parts.fragment:
+        msg = f"run.url {url!r}: nothing may follow the prefix; endpoint and region are AWS_ENDPOINT_URL and AWS_REGION"
+        raise ConfigError(msg)
     try:
         # No client options here: any would hide those of the environment, such as AWS_ALLOW_HTTP and AWS_TIMEOUT.
-        backend = from_url(url, retry_config={"max_retries": 6, "retry_timeout": timedelta(seconds=60)})
+        if parts.scheme == "s3":
+            # Not every store deletes several objects at once, and only one is ever asked for.
+            backend = S3Store.from_url(url, config={"disable_bulk_delete": True}, retry_config=_RETRIES)
+        else:
+            backend = from_url(url, retry_config=_RETRIES)
     except (BaseError, ValueError) as error:
         msg = f"run.url {url!r} cannot be opened: {explain(error)}"
         raise ConfigError(msg) from error
@@ -74,16 +90,38 @@ def _faulty(url: str, inner: FileStore, query: str) -> Bucket:
     return RetryingStore(FaultyStore(inner, clock=clock, faults=faults, seed=os.getpid()), clock=clock)
 
 
-async def probe_conditional_writes(store: ObjectStore) -> None:
+async def probe_conditional_writes(store: ErasableStore) -> None:
     """Raise `StoreError` if the store ignores conditions, as several S3 clones do: two trainers could then both win."""
-    await store.put(_PROBE_KEY, b"probe")
-    refuses_swap = not await store.compare_and_swap(_PROBE_KEY, b"wrong", expected=b"not what is there")
+    key = f"probes/{secrets.token_hex(8)}"
+    await store.put(key, b"probe")
     try:
-        await store.put(_PROBE_KEY, b"wrong", create_only=True)
-        refuses_create = False
-    except ObjectExistsError:
-        refuses_create = True
-    swaps = await store.compare_and_swap(_PROBE_KEY, b"swapped", expected=b"probe")
-    if not (refuses_swap and refuses_create and swaps):
-        msg = f"the store does not honour conditional writes (tried on {_PROBE_KEY!r}); use one that does"
+        refuses_swap = not await store.compare_and_swap(key, b"wrong", expected=b"not what is there")
+        refuses_create = await _refuses_create(store, key)
+        swaps = await _swaps(store, key)
+    finally:
+        with suppress(StoreError):  # of who may write, but not delete: some bytes stay
+            await store.delete(key)
+    if not (refuses_swap and refuses_create):
+        msg = f"the store ignores conditions of writes (tried on {key!r}), so two trainers could both win; use another"
         raise StoreError(msg)
+    if not swaps:
+        msg = (
+            f"the store refuses every conditional write (tried on {key!r}), so nothing could be published; see whether "
+            f"a proxy changes its ETags, or use another store"
+        )
+        raise StoreError(msg)
+
+
+async def _refuses_create(store: ErasableStore, key: str) -> bool:
+    try:
+        await store.put(key, b"wrong", create_only=True)
+    except ObjectExistsError:
+        return True
+    return False
+
+
+async def _swaps(store: ErasableStore, key: str) -> bool:
+    for _ in range(_PROBES):
+        if await store.compare_and_swap(key, b"swapped", expected=b"probe"):
+            return True
+    return False

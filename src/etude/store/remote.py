@@ -6,8 +6,7 @@ process that ends while such an answer is under way aborts (seen with obstore 0.
 
 import asyncio
 import contextlib
-import errno
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -15,13 +14,12 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     NotModifiedError,
-    PermissionDeniedError,
     PreconditionError,
-    UnauthenticatedError,
 )
 from obstore.store import ObjectStore as Backend
 
 from etude.errors import ObjectExistsError, ObjectMissingError, ObjectSizeError, StoreError
+from etude.store.explaining import explain, is_bucket_missing
 from etude.store.keys import check_key, check_prefix, is_key
 
 MAX_OBJECT_BYTES = 16 << 30
@@ -31,6 +29,9 @@ _MULTIPART_BYTES = 16 << 20
 _PART_BYTES = 8 << 20
 """A request that takes longer than 30 s (`AWS_TIMEOUT`) is made again: parts have to fit in on slow lines too."""
 _PARTS_AT_ONCE = 4
+_CONFLICT_PAUSES_S = (0.05, 0.2, 0.8)
+"""Before a write is tried again that met another one on its way: nothing was written then."""
+_Condition = Literal["create"] | dict[str, str]
 
 
 class RemoteStore:
@@ -40,6 +41,8 @@ class RemoteStore:
         """Wrap a backend; `name` is what error messages call it, such as its URL."""
         self._backend = backend
         self.name = name
+        self._bare_tags = False
+        """Whether this store says its tags in quotes, but knows them only without."""
 
     async def get(self, key: str, *, max_bytes: int | None = None) -> bytes:
         """Return the object's bytes."""
@@ -69,21 +72,19 @@ class RemoteStore:
         return data.to_bytes()
 
     async def put(self, key: str, data: bytes, *, create_only: bool = False) -> None:
-        """Write the whole object.
+        """Write the whole object; one that is `create_only` and finds its own bytes in place has succeeded before.
 
         A large one is sent in parts, unless it is `create_only`: S3 then refuses more than 5 GiB. An upload that fails
         half way leaves no object; have the bucket delete unfinished uploads after a day, as they cost storage.
         """
-        with self._typed("write", check_key(key)):
-            await asyncio.to_thread(
-                self._backend.put,
-                key,
-                data,
-                mode="create" if create_only else "overwrite",
-                use_multipart=len(data) > _MULTIPART_BYTES and not create_only,
-                chunk_size=_PART_BYTES,
-                max_concurrency=_PARTS_AT_ONCE,
-            )
+        check_key(key)
+        for pause_s in _CONFLICT_PAUSES_S:
+            if await self._put(key, data, create_only=create_only):
+                return
+            await asyncio.sleep(pause_s)
+        if not await self._put(key, data, create_only=create_only):
+            msg = f"cannot write object {key!r} in {self.name}: other writes to it went on; end them, then try again"
+            raise StoreError(msg)
 
     async def compare_and_swap(self, key: str, data: bytes, *, expected: bytes | None) -> bool:
         """Replace the object if its bytes are `expected`.
@@ -92,27 +93,31 @@ class RemoteStore:
         `data` in place counts as won; writers that must tell themselves apart put something of their own into `data`.
         """
         check_key(key)
-        mode: Literal["create"] | dict[str, str] = "create"
-        if expected is not None:
-            try:
-                current, mode = await asyncio.to_thread(self._read, key)
-            except ObjectMissingError:
-                return False
+        if expected is None:
+            refusal = await self._refusal(key, data, "create")
+            return refusal is None or (await self._state(key))[0] == data
+        current, tags = await self._state(key)
+        for condition in self._conditions(tags):
             if current != expected:
-                return False
-        with self._typed("swap", key):
-            try:
-                await asyncio.to_thread(self._backend.put, key, data, mode=mode)  # pyright: ignore[reportArgumentType]
-            except (PreconditionError, AlreadyExistsError, FileNotFoundError):
-                return await self._holds(key, data)
-        return True
+                break
+            refusal = await self._refusal(key, data, condition)
+            if refusal is None:
+                self._bare_tags = condition != tags
+                return True
+            current, _ = await self._state(key)
+            if current == data:
+                return True
+            if not isinstance(refusal, PreconditionError):
+                break
+        return False
 
     async def list(self, prefix: str) -> list[str]:
         """Return the keys under a folder, sorted; what is not a valid key, such as a staging file, is left out."""
         folder = check_prefix(prefix)
         with self._typed("list", prefix):
             paths = await asyncio.to_thread(_paths, self._backend, folder)
-        return sorted(path for path in paths if is_key(path))
+        # A marker, which consoles make for a folder, is listed as if it were an object of the folder's name.
+        return sorted(path for path in paths if is_key(path) and path != folder)
 
     async def delete(self, key: str) -> None:
         """Remove the object; one that is not there is nothing to do."""
@@ -135,11 +140,51 @@ class RemoteStore:
             data = result.bytes().to_bytes()
         return data, {name: tag for name, tag in tags.items() if tag is not None}
 
-    async def _holds(self, key: str, data: bytes) -> bool:
+    async def _put(self, key: str, data: bytes, *, create_only: bool) -> bool:
+        """Return whether it was written; when not, another write of the object was on its way."""
+        with self._typed("write", key):
+            try:
+                await asyncio.to_thread(
+                    self._backend.put,
+                    key,
+                    data,
+                    mode="create" if create_only else "overwrite",
+                    use_multipart=len(data) > _MULTIPART_BYTES and not create_only,
+                    chunk_size=_PART_BYTES,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+            except AlreadyExistsError:
+                # The client says so too when the store answers 409, which only asks to try again.
+                there = (await self._state(key))[0] if create_only else None
+                if there is not None and there != data:
+                    raise
+                return there is not None
+        return True
+
+    async def _refusal(self, key: str, data: bytes, condition: _Condition) -> Exception | None:
+        """Write under a condition; return what the store says when it does not hold."""
+        with self._typed("swap", key):
+            try:
+                await asyncio.to_thread(self._backend.put, key, data, mode=condition)  # pyright: ignore[reportArgumentType]
+            except (PreconditionError, AlreadyExistsError) as error:
+                return error
+            except FileNotFoundError as error:
+                if is_bucket_missing(error):
+                    raise
+                return error
+        return None
+
+    def _conditions(self, tags: Mapping[str, str]) -> Iterator[dict[str, str]]:
+        """Yield the ways to name the state with these tags: Ceph and DigitalOcean know theirs only without quotes."""
+        named, tag = dict(tags), tags.get("e_tag", "")
+        ways = [named, named | {"e_tag": tag.strip('"')}] if tag.startswith('"') else [named]
+        yield from reversed(ways) if self._bare_tags else ways
+
+    async def _state(self, key: str) -> tuple[bytes | None, dict[str, str]]:
         try:
-            return await self.get(key) == data
+            return await asyncio.to_thread(self._read, key)
         except ObjectMissingError:
-            return False
+            return None, {}
 
     @contextmanager
     def _typed(self, action: str, key: str) -> Generator[None]:
@@ -150,6 +195,9 @@ class RemoteStore:
         except NotModifiedError:
             raise
         except FileNotFoundError as error:
+            if is_bucket_missing(error):
+                msg = f"cannot {action} {place}: {explain(error)}"
+                raise StoreError(msg) from error
             msg = f"{place} does not exist; check the run's URL, or wait until it has been written"
             raise ObjectMissingError(msg) from error
         except AlreadyExistsError as error:
@@ -163,20 +211,3 @@ class RemoteStore:
 def _paths(backend: Backend, folder: str) -> list[str]:
     entries = backend.list(folder or None).collect()  # pyright: ignore[reportUnknownMemberType]
     return [entry["path"] for entry in entries]
-
-
-def explain(error: BaseException) -> str:
-    """Return one line: what the backend said and what to do about it."""
-    text = str(error).split("\n", 1)[0][:500]
-    if _is_disk_full(error):
-        return "the disk is full; free some space and run the same command again, it resumes"
-    if isinstance(error, (PermissionDeniedError, UnauthenticatedError, PermissionError)):
-        return f"access denied; check the credentials and rights of this user ({text})"
-    return f"{text}; check that the store is reachable, then run the same command again, it resumes"
-
-
-def _is_disk_full(error: BaseException) -> bool:
-    codes = (errno.ENOSPC, errno.EDQUOT)
-    if isinstance(error, OSError) and error.errno in codes:
-        return True
-    return any(f"(os error {code})" in str(error) for code in codes)

@@ -58,8 +58,7 @@ HEAD_KEY = WEIGHTS.head
 def parse_head(data: bytes, *, keys: ChainKeys = WEIGHTS) -> Head:
     """Return the head; raise `IntegrityError` when it is not a valid one."""
     place = keys.head
-    head = decode_record(data, Head, place)
-    require(head.format == FORMAT, place, f"format {head.format} is not {FORMAT}: update this reader")
+    head = decode_record(data, Head, place, advice="restore it, or start a new run")
     check_lineage(head.lineage, place)
     require(0 <= head.version <= _MAX_COUNT, place, "the version is out of range")
     require(1 <= head.epoch <= _MAX_COUNT, place, "the epoch is out of range")
@@ -82,12 +81,28 @@ def is_sha256(text: str) -> bool:
     return _SHA256.fullmatch(text) is not None
 
 
-def decode_record(data: bytes, kind: type[_Record], place: str) -> _Record:
-    """Return a record out of its JSON; raise `IntegrityError`, which names the place, when it is none."""
+class _Format(msgspec.Struct, frozen=True):
+    format: int
+
+
+def decode_record(
+    data: bytes, kind: type[_Record], place: str, *, known: int = FORMAT, advice: str = "restore it"
+) -> _Record:
+    """Return a record of the format `known` out of its JSON.
+
+    Raise `IntegrityError`, which names the place and gives the advice, when it is none.
+    """
     try:
+        number = msgspec.json.decode(data, type=_Format).format
+        if number > known:
+            msg = f"{place} is refused: format {number} is not {known}: update this reader"
+            raise IntegrityError(msg)
+        if number < known:
+            msg = f"{place} is refused: format {number} is older than {known}: read it with the etude that wrote it"
+            raise IntegrityError(msg)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        msg = f"{place} is damaged: {error}; restore it, or start a new lineage"
+        msg = f"{place} is damaged: {error}; {advice}"
         raise IntegrityError(msg) from error
 
 

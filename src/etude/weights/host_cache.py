@@ -8,7 +8,7 @@ from pathlib import Path
 
 from etude.errors import HostError, IntegrityError
 from etude.interfaces import Clock
-from etude.store.local import try_lock
+from etude.store.file_locks import try_lock
 from etude.weights.downloads import Objects, Wanted, check
 
 _LOCK_POLL_S = 0.02
@@ -39,6 +39,9 @@ class HostCache:
         except OSError as error:
             msg = f"cannot cache weights in {folder}: {error.strerror}; choose another directory"
             raise HostError(msg) from error
+        if not os.access(folder / "locks", os.W_OK | os.X_OK) or not os.access(folder, os.W_OK | os.X_OK):
+            msg = f"cannot cache weights in {folder}: this user may not write there; choose another directory"
+            raise HostError(msg)
 
     async def fetch(self, wanted: Wanted) -> bytes:
         """Return the object from the disk, or from the source and then keep it."""
@@ -55,16 +58,18 @@ class HostCache:
             return data
 
     def _read(self, wanted: Wanted) -> bytes | None:
+        """Return what is there and can be read; a file of another user's may be neither."""
         path = self._folder / wanted.name
         try:
             with path.open("rb") as opened:
                 data = check(wanted, opened.read(wanted.size + 1))
-            os.utime(path)
-        except FileNotFoundError:
+        except OSError:
             return None
         except IntegrityError:
             path.unlink(missing_ok=True)
             return None
+        with suppress(OSError):
+            os.utime(path)
         self.hits += 1
         return data
 
@@ -90,17 +95,22 @@ class HostCache:
         for _, num_bytes, path in sorted(held):
             if total <= self._max_bytes:
                 return
-            path.unlink(missing_ok=True)
-            total -= num_bytes
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                total -= num_bytes
 
     @asynccontextmanager
     async def _locked(self, name: str) -> AsyncGenerator[None]:
         """Hold one of 256 locks, which the kernel frees when its holder dies."""
         path = self._folder / "locks" / name[:2]
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError:  # such as a full disk: then nothing is shared
+            yield
+            return
         try:
             deadline = self._clock.now() + self._lock_s
-            while not try_lock(descriptor) and self._clock.now() < deadline:
+            while not try_lock(descriptor, path) and self._clock.now() < deadline:
                 await self._clock.sleep(_LOCK_POLL_S)
             yield
         finally:

@@ -2,7 +2,7 @@
 
 import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import msgspec
@@ -15,6 +15,7 @@ from etude.weights.downloads import Objects, Wanted
 
 MAX_LEASE_BYTES = 4096
 MAX_READERS = 10_000
+LEASE_S = 300.0
 _READER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
 
 
@@ -47,7 +48,7 @@ class LeaseKeeper:
         reader: str = "",
         cluster: str = "",
         address: str = "",
-        ttl_s: float = 300.0,
+        ttl_s: float = LEASE_S,
         wall: Callable[[], float] = wall_time,
     ) -> None:
         """Write as `reader`, or as one that nobody is yet, a lease that ends `ttl_s` seconds after its last renewal."""
@@ -62,11 +63,14 @@ class LeaseKeeper:
         self._ttl_s = ttl_s
         self._wall = wall
         self._held: ReaderLease | None = None
+        self._renewed = 0.0
+        """When it was written, on this machine's clock."""
 
     def covers(self, lineage: str, version: int) -> bool:
         """Whether the lease, as last written, keeps everything from a version on, and will for a while."""
         held = self._held
-        if held is None or held.expires - self._wall() <= self._ttl_s / 2:
+        # A clock that was set back says nothing of how old the lease is.
+        if held is None or not 0.0 <= self._wall() - self._renewed < self._ttl_s / 2:
             return False
         return held.lineage == lineage and held.version <= version
 
@@ -74,17 +78,25 @@ class LeaseKeeper:
         """Say that everything from `version` on is needed; a lease that says so already is renewed at half its time."""
         if self.covers(lineage, version):
             return
+        now = self._wall()
         lease = ReaderLease(
             reader=self.reader,
             lineage=lineage,
             version=version,
             wanted=wanted,
-            expires=self._wall() + self._ttl_s,
+            expires=now + self._ttl_s,
             cluster=self._cluster,
             address=self._address,
         )
-        await self._store.put(self._keys.reader(self.reader), msgspec.json.encode(lease))
-        self._held = lease
+        try:
+            await self._store.put(self._keys.reader(self.reader), msgspec.json.encode(lease))
+        except StoreError as error:
+            msg = (
+                f"no lease could be written, and without one what is read may be deleted meanwhile (who may only read "
+                f"can follow with --no-lease): {error}"
+            )
+            raise StoreError(msg) from error
+        self._held, self._renewed = lease, now
 
     def renewing(self, objects: Objects, lineage: str, version: int, *, wanted: int) -> Objects:
         """Return objects that renew the lease as they are fetched, so that it outlasts a long download."""
@@ -110,8 +122,8 @@ class _Renewing:
         return await self._objects.fetch(wanted)
 
 
-async def read_leases(store: ObjectStore, keys: ChainKeys, *, now: float) -> list[ReaderLease]:
-    """Return the leases that have not expired at a moment.
+async def all_leases(store: ObjectStore, keys: ChainKeys) -> list[ReaderLease]:
+    """Return every lease there is, expired ones too.
 
     Raise `IntegrityError` for one that cannot be read: who deletes must not guess what its reader needs.
     """
@@ -120,7 +132,26 @@ async def read_leases(store: ObjectStore, keys: ChainKeys, *, now: float) -> lis
         msg = f"{keys.readers} has {len(found)} leases, more than {MAX_READERS}; delete those of readers that are gone"
         raise IntegrityError(msg)
     leases = [await _read(store, key) for key in found]
-    return [lease for lease in leases if lease is not None and lease.expires > now]
+    return [lease for lease in leases if lease is not None]
+
+
+def live_leases(
+    leases: Iterable[ReaderLease], *, now: float, heard: Mapping[str, float] | None = None
+) -> list[ReaderLease]:
+    """Return those that have not expired, or were renewed since they were `heard` of, whatever their clocks say.
+
+    `heard` has the end of each lease, by reader, as of an earlier look.
+    """
+    return [
+        lease
+        for lease in leases
+        if lease.expires > now or (heard is not None and heard.get(lease.reader) != lease.expires)
+    ]
+
+
+async def read_leases(store: ObjectStore, keys: ChainKeys, *, now: float) -> list[ReaderLease]:
+    """Return the leases that have not expired at a moment; errors as in `all_leases`."""
+    return live_leases(await all_leases(store, keys), now=now)
 
 
 async def read_peers(store: ObjectStore, keys: ChainKeys, *, cluster: str, now: float) -> list[ReaderLease]:
@@ -136,7 +167,9 @@ async def read_peers(store: ObjectStore, keys: ChainKeys, *, cluster: str, now: 
 
 async def _read(store: ObjectStore, key: str) -> ReaderLease | None:
     """Return a lease, or None when it was given back meanwhile."""
+    advice = "delete it if no reader has that name"
     try:
-        return decode_record(await store.get(key, max_bytes=MAX_LEASE_BYTES), ReaderLease, key)
+        data = await store.get(key, max_bytes=MAX_LEASE_BYTES)
+        return decode_record(data, ReaderLease, key, known=1, advice=advice)
     except ObjectMissingError:
         return None

@@ -12,7 +12,7 @@ from etude.errors import IntegrityError
 from etude.weight_types import Box, Manifest, Piece, TensorEntry
 from etude.weights.bits import compress, decompress, frame_size
 from etude.weights.boxes import make_up
-from etude.weights.chain import FORMAT, WEIGHTS, ChainKeys, check_lineage, decode_record, is_sha256, require
+from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage, decode_record, is_sha256, require
 from etude.weights.codec import DIFFERENCES, ENCODINGS, RAW
 from etude.weights.digest import version_digest
 from etude.weights.ulp import LAYOUTS
@@ -26,6 +26,7 @@ _MAX_BOXES = 1 << 20
 _MAX_DIMENSIONS = 8
 _MAX_SIZE = 1 << 40
 """Elements along one dimension, and bytes of one tensor."""
+_ADVICE = "restore it, or start a new lineage"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,511}")
 _TENSOR_DIGEST = re.compile(r"[0-9a-f]{32}")
 
@@ -49,8 +50,7 @@ def parse_manifest(
     """
     place = keys.manifest(lineage, version, digest)
     require(hashlib.sha256(data).hexdigest() == digest, place, "its bytes are not those of its name; fetch it again")
-    manifest = decode_record(_uncompressed(data, place), Manifest, place)
-    require(manifest.format == FORMAT, place, f"format {manifest.format} is not {FORMAT}: update this reader")
+    manifest = decode_record(_uncompressed(data, place), Manifest, place, advice=_ADVICE)
     require((manifest.lineage, manifest.version) == (lineage, version), place, "it describes another version")
     require(manifest.epoch >= 1, place, "the epoch is out of range")
     require(manifest.base is None or 0 <= manifest.base < version, place, "its base is not an older version")
@@ -63,7 +63,11 @@ def parse_manifest(
     for entry in manifest.tensors:
         _check_entry(entry, place)
         total += tensor_bytes(entry)
-    require(total <= max_bytes, place, f"its tensors have {total} bytes, more than the {max_bytes} allowed here")
+    require(
+        total <= max_bytes,
+        place,
+        f"its tensors have {total} bytes, more than the {max_bytes} that this reader can hold",
+    )
     for piece in manifest.pieces:
         _check_piece(piece, manifest, place)
     _check_cover(manifest, place)
@@ -104,8 +108,11 @@ def object_sizes(manifest: Manifest) -> Mapping[str, int]:
 
 def _check_entry(entry: TensorEntry, place: str) -> None:
     place = f"{place}, tensor {entry.name[:80]!r}"
-    require(_NAME.fullmatch(entry.name) is not None, place, "the name is not a plain one")
-    require(".." not in entry.name.split("/"), place, "the name is not a plain one")
+    plain = _NAME.fullmatch(entry.name) is not None and ".." not in entry.name.split("/")
+    require(
+        plain, place, "the name is not a plain one: letters, digits and _./- of which a letter, digit or _ is first"
+    )
+    require(entry.name != "__metadata__", place, "safetensors has another meaning for this name; rename the tensor")
     require(entry.dtype in LAYOUTS, place, f"dtype {entry.dtype[:20]!r} is unknown")
     require(len(entry.shape) <= _MAX_DIMENSIONS, place, "too many dimensions")
     require(all(0 <= size <= _MAX_SIZE for size in entry.shape), place, "a dimension is out of range")

@@ -6,7 +6,7 @@ between loses nothing: the next collection goes on.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from etude.errors import IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import Clock, ErasableStore, ObjectStore
 from etude.telemetry.clock import wall_time
-from etude.weight_types import Head, PageName, Route
+from etude.weight_types import Head, PageName, Route, RoutePage
 from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, decode_record, parse_head
-from etude.weights.leases import ReaderLease, read_leases
+from etude.weights.leases import LEASE_S, ReaderLease, all_leases, live_leases
 from etude.weights.manifests import object_sizes
 from etude.weights.paths import read_manifest, read_pages, start_of
 
@@ -71,6 +71,9 @@ class Survey(NamedTuple):
     floor: int
     """To which the head's can rise."""
     leases: Sequence[ReaderLease]
+    """Live ones."""
+    silent: Sequence[ReaderLease]
+    """Those that have expired, unless it is a clock that is wrong."""
     kept: frozenset[str]
     dropped: frozenset[str]
     """Keys that routes below the floor lead to, and no others."""
@@ -105,26 +108,69 @@ async def collect(
     if not marks:
         return _collected(found, (), 0)
     await _write_marks(store, keys, marks)
-    await clock.sleep(max([0.0, *(mark.since + grace_s - wall() for mark in marks if not mark.orphan)]))
+    await clock.sleep(_pause(found, marks, grace_s=grace_s, now=wall()))
     # Meanwhile a lease that was written before the floor rose has become visible, or an orphan was published.
     now = wall()
-    found = await survey(store, keys, keep=keep, now=now)
+    heard = {lease.reader: lease.expires for lease in (*found.leases, *found.silent)}
+    found = await survey(store, keys, keep=keep, now=now, heard=heard)
     assert found is not None
     due = [
         mark.key
         for mark in marks
         if mark.key not in found.kept and now - mark.since >= (orphan_grace_s if mark.orphan else grace_s)
     ]
-    for key in due:
-        await store.delete(key)
-    gone = set(due)
+    gone = await _delete(store, keys, found, due)
+    for lease in found.silent:
+        if now - lease.expires >= orphan_grace_s:
+            await store.delete(keys.reader(lease.reader))
     left = [mark for mark in marks if mark.key not in gone and mark.key not in found.kept]
     await _write_marks(store, keys, left)
-    return _collected(found, due, len(left))
+    return _collected(found, sorted(gone), len(left))
 
 
-async def survey(store: ObjectStore, keys: ChainKeys, *, keep: int, now: float) -> Survey | None:
+def _pause(found: Survey, marks: Sequence[Mark], *, grace_s: float, now: float) -> float:
+    """Return how long to wait: for the grace, and for readers whose clocks are wrong to renew their leases."""
+    grace = max([0.0, *(mark.since + grace_s - now for mark in marks if not mark.orphan)])
+    return max(grace, min(grace_s, LEASE_S) if found.silent else 0.0)
+
+
+async def _delete(store: ErasableStore, keys: ChainKeys, found: Survey, due: Sequence[str]) -> set[str]:
+    """Delete what is due, and return it: less what a version needs that was published since the survey."""
+    gone: set[str] = set()
+    needed: set[str] = set()
+    data = found.data
+    for key in due:
+        now = await store.get(keys.head, max_bytes=MAX_HEAD_BYTES)
+        if now != data:
+            needed, data = await _needed_since(store, keys, found, parse_head(now, keys=keys)), now
+        if key not in needed:
+            await store.delete(key)
+            gone.add(key)
+    return gone
+
+
+async def _needed_since(store: ObjectStore, keys: ChainKeys, found: Survey, head: Head) -> set[str]:
+    """Return the keys that routes lead to which were not there when the chain was surveyed."""
+
+    def known(page: RoutePage) -> bool:
+        return page.lineage == found.head.lineage and page.routes[0].version <= found.head.version
+
+    needed: set[str] = set()
+    pages = await read_pages(store, PageName(head.lineage, head.routes), enough=known, keys=keys)
+    for name, page in pages:
+        needed.add(keys.object(name.lineage, name.page))
+        for route in page.routes:
+            if page.lineage != found.head.lineage or route.version >= found.head.version:
+                needed |= await _reached(store, keys, page.lineage, route)
+    return needed
+
+
+async def survey(
+    store: ObjectStore, keys: ChainKeys, *, keep: int, now: float, heard: Mapping[str, float] | None = None
+) -> Survey | None:
     """Return what of the chain is needed at a moment; None when nothing was published.
+
+    Leases that were renewed since they were `heard` of are live, whatever the clocks say.
 
     Raises:
         StoreError: Something that is needed cannot be read.
@@ -134,7 +180,9 @@ async def survey(store: ObjectStore, keys: ChainKeys, *, keep: int, now: float) 
     except ObjectMissingError:
         return None
     head = parse_head(data, keys=keys)
-    leases = await read_leases(store, keys, now=now)
+    every = await all_leases(store, keys)
+    leases = live_leases(every, now=now, heard=heard)
+    silent = [lease for lease in every if lease not in leases]
     pages = await read_pages(store, PageName(head.lineage, head.routes), enough=lambda _: False, keys=keys)
     anchors: dict[str, list[int]] = {}
     for _, page in pages:
@@ -162,7 +210,7 @@ async def survey(store: ObjectStore, keys: ChainKeys, *, keep: int, now: float) 
                 msg = f"version {route.version} of lineage {head.lineage} has lost a manifest; restore it from a copy"
                 raise IntegrityError(msg)
             (kept if route in routes else dropped).update(reached)
-    return Survey(data, head, floor, leases, frozenset(kept), frozenset(dropped - kept))
+    return Survey(data, head, floor, leases, silent, frozenset(kept), frozenset(dropped - kept))
 
 
 async def _reached(store: ObjectStore, keys: ChainKeys, lineage: str, route: Route) -> set[str]:
@@ -195,7 +243,8 @@ async def _marked(store: ObjectStore, keys: ChainKeys, found: Survey, now: float
     """Return the marks there are, without what is needed again, and new ones."""
     try:
         place = _marks_key(keys)
-        old = decode_record(await store.get(place, max_bytes=_MAX_MARKS_BYTES), Marks, place).marks
+        data = await store.get(place, max_bytes=_MAX_MARKS_BYTES)
+        old = decode_record(data, Marks, place, known=1, advice="delete it, and the graces begin anew").marks
     except ObjectMissingError:
         old = ()
     marks = {mark.key: mark for mark in old if mark.key not in found.kept}

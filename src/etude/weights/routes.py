@@ -7,7 +7,7 @@ import msgspec
 from msgspec.structs import replace
 
 from etude.weight_types import PageName, Route, RoutePage
-from etude.weights.chain import FORMAT, WEIGHTS, ChainKeys, check_lineage, decode_record, is_sha256, require
+from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage, decode_record, is_sha256, require
 
 MAX_PAGE_BYTES = 1 << 20
 ROUTES_PER_PAGE = 64
@@ -26,8 +26,7 @@ def parse_page(data: bytes, *, lineage: str, digest: str, keys: ChainKeys = WEIG
     """Return the page whose sha256 is `digest`; raise `IntegrityError` when it is another one or no valid one."""
     place = keys.object(lineage, digest)
     require(hashlib.sha256(data).hexdigest() == digest, place, "its bytes are not those of its name; fetch it again")
-    page = decode_record(data, RoutePage, place)
-    require(page.format == FORMAT, place, f"format {page.format} is not {FORMAT}: update this reader")
+    page = decode_record(data, RoutePage, place, advice="restore it, or start a new lineage")
     require(page.lineage == check_lineage(lineage, place), place, "it is of another lineage")
     if page.older is not None:
         check_lineage(page.older.lineage, place)
