@@ -271,6 +271,27 @@ async def test_calls_have_ids_of_their_own_though_a_policy_names_them_alike(serv
     assert seen.count("## Return of functions.f:0\n") == 2, "the policy is told the names that it gave"
 
 
+async def test_calls_that_say_the_same_keep_their_names_when_a_conversation_is_read_anew(serve):
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    look = [thought | {"tool_calls": [call("f", "{}", number)]} for number in range(2)]
+    done = thought | {"content": "done"}
+    renderer = RENDERERS["kimi-k2-thinking"]
+    sampler = ScriptedSampler([renderer.answer(said) for said in (*look, done, done)], tokenizer=TOKENIZER)
+    async with serve([], sampler=sampler, renderer=renderer) as served:
+        told = [USER]
+        for _ in range(3):
+            _, body = await served.ask(*told)
+            answer = body["choices"][0]["message"]
+            told += [answer, *map(result, answer.get("tool_calls", ()))]
+        await served.ask(*told, USER)
+        record = await served.close()
+    assert record.nodes[-1].edge is Edge.UNEXTENDABLE
+    seen = TOKENIZER.decode(record.nodes[-1].prompt_ids, skip_special_tokens=False)
+    names = ["tool_call_begin|>functions.f:0", "of functions.f:0", "tool_call_begin|>functions.f:1", "of functions.f:1"]
+    assert [seen.count(name) for name in names] == [1, 1, 1, 1]
+    assert sorted(names, key=seen.index) == names
+
+
 # Compressed bodies: https://github.com/openai/codex/issues/41662 and a dozen proxies.
 
 CODINGS = {

@@ -63,6 +63,7 @@ def test_it_goes_on_from_a_summary_that_the_policy_wrote_without_tools(sessions)
 def test_a_limit_ends_it_and_what_it_left_is_graded(sessions):
     session = sessions["out of calls"]
     assert (session.trajectory.harness_exit, session.record.truncated) == (1, "calls")
+    assert session.num_requests == len(session.trajectory.nodes) + 1, "it asks once and believes it"
     assert (session.trajectory.outcome, session.trajectory.reward) == (Outcome.TRUNCATED, 1.0)
 
 

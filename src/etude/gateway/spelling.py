@@ -65,6 +65,14 @@ class OwnCalls:
         return told if drawn is None or not _is_tidied(drawn, told) else drawn
 
 
+def respelled(told: dict[str, object], known: dict[str, object] | None) -> dict[str, object]:
+    """Return an answer as it was drawn; its calls keep their ids, since another answer may have made the same ones."""
+    if known is None or not _calls(known):
+        return known or told
+    pairs = zip(_calls(known), _calls(told), strict=True)
+    return known | {"tool_calls": [{**drawn, "id": call["id"]} for drawn, call in pairs]}
+
+
 def _is_tidied(drawn: Mapping[str, str], told: Mapping[str, str]) -> bool:
     if drawn["name"] != told["name"]:
         return False

@@ -17,6 +17,7 @@ from etude.gateway.edges import TOOL_CALL_OPEN, Opening, Relations, Told
 from etude.gateway.experts import keep_experts
 from etude.gateway.kinship import Asked, Kinship
 from etude.gateway.prefixes import TokenPrefixes
+from etude.gateway.spelling import respelled
 from etude.types import Completion, Edge, Node
 
 TOKENS_EXTEND, LATE_PARENT = "tokens_extend", "late_parent"
@@ -149,7 +150,7 @@ class SessionTree:
     def restore(self, messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
         """Return the messages with every answer that this session gave in its own spelling."""
         return [
-            self._answers.get(message_key(message), message) if message["role"] == "assistant" else message
+            respelled(message, self._answers.get(message_key(message))) if message["role"] == "assistant" else message
             for message in messages
         ]
 
