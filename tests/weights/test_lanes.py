@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.weights.lanes import LANES, count_ones, differing_lanes, equal_lanes, first_one, nth_one
+from etude.weights.lanes import LANES, at_most_lanes, bit_lanes, count_ones, differing_lanes, first_one, nth_one
 
 numba = pytest.importorskip("numba", reason="the extra `numba` is not installed")
 words = st.integers(1, 2**64 - 1).map(np.uint64)
@@ -28,17 +28,24 @@ def compiled():
         return numba.njit(scope["outer"])
 
     plain = numba.njit(inspect.unwrap(nth_one))
-    return {function: call(function) for function in (equal_lanes, differing_lanes, count_ones, first_one, nth_one)} | {
-        "plain": plain
-    }
+    lanes = (bit_lanes, at_most_lanes, differing_lanes, count_ones, first_one, nth_one)
+    return {function: call(function) for function in lanes} | {"plain": plain}
 
 
-@given(st.binary(min_size=3 * LANES, max_size=3 * LANES), st.integers(0, 2 * LANES), st.integers(0, 3))
-def test_bytes_that_equal_one_have_their_bits_set(compiled, data, begin, wanted):
-    values = np.frombuffer(data, np.uint8) & np.uint8(3)
-    expected = sum(int(values[begin + lane] == wanted) << lane for lane in range(LANES))
-    assert compiled[equal_lanes](values, begin, np.uint8(wanted)) == expected
-    assert equal_lanes(values, begin, np.uint8(wanted)) == expected
+@given(st.binary(min_size=3 * LANES, max_size=3 * LANES), st.integers(0, 2 * LANES), st.integers(0, 7))
+def test_bytes_with_a_bit_have_their_bits_set(compiled, data, begin, place):
+    values, bit = np.frombuffer(data, np.uint8), np.uint8(1 << place)
+    expected = sum((int(values[begin + lane]) >> place & 1) << lane for lane in range(LANES))
+    assert compiled[bit_lanes](values, begin, bit) == expected
+    assert bit_lanes(values, begin, bit) == expected
+
+
+@given(st.binary(min_size=6 * LANES, max_size=6 * LANES), st.integers(0, 2 * LANES), st.integers(0, 2**16 - 1))
+def test_numbers_up_to_one_have_their_bits_set(compiled, data, begin, most):
+    values = np.frombuffer(data, np.uint16)
+    expected = sum(int(values[begin + lane] <= most) << lane for lane in range(LANES))
+    assert compiled[at_most_lanes](values, begin, np.uint16(most)) == expected
+    assert at_most_lanes(values, begin, np.uint16(most)) == expected
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint32, np.uint64])

@@ -20,11 +20,11 @@ from etude.weights.loops import (
     read_fields,
     read_unary,
     sum_quotients,
-    write_classes,
     write_fields,
     write_unary,
     write_units,
 )
+from etude.weights.members import count_members, members_of, stretch_with, write_classes, write_planes
 from etude.weights.ulp import Layout, Patterns
 
 _WORTH_COMPILING = 1 << 21
@@ -149,5 +149,12 @@ def _compile_parts() -> None:
     from etude.weights.instructions import teach_lanes  # noqa: PLC0415 - as numba itself
 
     teach_lanes()
-    plain = inspect.unwrap(write_classes)
-    overload(write_classes, strict=False)(lambda *_: plain)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    # Those that others call first.
+    for part in (members_of, write_classes, write_planes, count_members, stretch_with):
+        _let_call(overload, part)
+
+
+def _let_call(overload: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """Let functions that are compiled call this one, which is compiled with them."""
+    plain = inspect.unwrap(function)
+    overload(function, strict=False)(lambda *_: plain)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]

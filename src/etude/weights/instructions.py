@@ -17,7 +17,7 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
 
-from etude.weights.lanes import LANES, count_ones, differing_lanes, equal_lanes, first_one, nth_one
+from etude.weights.lanes import LANES, at_most_lanes, bit_lanes, count_ones, differing_lanes, first_one, nth_one
 
 
 @functools.cache
@@ -26,9 +26,14 @@ def teach_lanes() -> None:
     no_zero, one = ir.Constant(ir.IntType(1), 1), np.uint64(1)
 
     @intrinsic
-    def equal(_typing: Any, values: Any, begin: Any, wanted: Any) -> Any:
-        del begin, wanted
-        return types.uint64(values, types.int64, types.uint8), _write_equal
+    def with_bit(_typing: Any, values: Any, begin: Any, bit: Any) -> Any:
+        del begin, bit
+        return types.uint64(values, types.int64, types.uint8), _write_with_bit
+
+    @intrinsic
+    def at_most(_typing: Any, values: Any, begin: Any, most: Any) -> Any:
+        del begin, most
+        return types.uint64(values, types.int64, types.uint16), _write_at_most
 
     @intrinsic
     def differing(_typing: Any, old: Any, new: Any, begin: Any) -> Any:
@@ -51,7 +56,8 @@ def teach_lanes() -> None:
         return types.uint64(types.uint64, types.uint64), _write_deposit
 
     # Numba compares the names of parameters.
-    overload(equal_lanes)(lambda values, begin, wanted: lambda values, begin, wanted: equal(values, begin, wanted))  # pyright: ignore[reportCallIssue]
+    overload(bit_lanes)(lambda values, begin, bit: lambda values, begin, bit: with_bit(values, begin, bit))  # pyright: ignore[reportCallIssue]
+    overload(at_most_lanes)(lambda values, begin, most: lambda values, begin, most: at_most(values, begin, most))  # pyright: ignore[reportCallIssue]
     overload(differing_lanes)(lambda old, new, begin: lambda old, new, begin: differing(old, new, begin))  # pyright: ignore[reportCallIssue]
     overload(count_ones)(lambda bits: lambda bits: ones(bits))  # pyright: ignore[reportCallIssue]
     overload(first_one)(lambda bits: lambda bits: lowest(bits))  # pyright: ignore[reportCallIssue]
@@ -72,19 +78,30 @@ def _write_deposit(_context: Any, builder: Any, _signature: Any, arguments: Any)
     return builder.call(called, arguments)
 
 
-def _write_equal(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    values, begin, wanted = arguments
+def _write_with_bit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    values, begin, bit = arguments
     found = _load(context, builder, signature.args[0], values, begin)
-    nothing, first = ir.Constant(found.type, ir.Undefined), ir.Constant(ir.IntType(32), 0)
-    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-    filled = builder.shuffle_vector(builder.insert_element(nothing, wanted, first), nothing, everywhere)
-    return builder.bitcast(builder.icmp_unsigned("==", found, filled), ir.IntType(LANES))
+    kept = builder.and_(found, _filled(builder, found.type, bit))
+    return builder.bitcast(builder.icmp_unsigned("!=", kept, ir.Constant(found.type, None)), ir.IntType(LANES))
+
+
+def _write_at_most(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    values, begin, most = arguments
+    found = _load(context, builder, signature.args[0], values, begin)
+    return builder.bitcast(builder.icmp_unsigned("<=", found, _filled(builder, found.type, most)), ir.IntType(LANES))
 
 
 def _write_differing(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     begin = arguments[2]
     old, new = (_load(context, builder, signature.args[side], arguments[side], begin) for side in range(2))
     return builder.bitcast(builder.icmp_unsigned("!=", old, new), ir.IntType(LANES))
+
+
+def _filled(builder: Any, kind: Any, number: Any) -> Any:
+    """Return a number in every lane."""
+    nothing, first = ir.Constant(kind, ir.Undefined), ir.Constant(ir.IntType(32), 0)
+    everywhere = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+    return builder.shuffle_vector(builder.insert_element(nothing, number, first), nothing, everywhere)
 
 
 def _load(context: Any, builder: Any, kind: Any, array: Any, begin: Any) -> Any:

@@ -12,9 +12,14 @@ LANES = 64
 """Elements that are looked at together: a bit of a word for each."""
 
 
-def equal_lanes(values: NDArray[np.uint8], begin: int, wanted: np.uint8) -> np.uint64:
-    """Return a bit for each of the `LANES` bytes from `begin`, the first one lowest: whether it is the wanted one."""
-    return _bits(values[begin : begin + LANES] == wanted)
+def bit_lanes(values: NDArray[np.uint8], begin: int, bit: np.uint8) -> np.uint64:
+    """Return a bit for each of the `LANES` bytes from `begin`, the first one lowest: whether it has the bit set."""
+    return _bits((values[begin : begin + LANES] & bit) != 0)
+
+
+def at_most_lanes(values: NDArray[np.uint16], begin: int, most: np.uint16) -> np.uint64:
+    """Return a bit for each of the `LANES` numbers from `begin`, the first one lowest: whether it is at most that."""
+    return _bits(values[begin : begin + LANES] <= most)
 
 
 def differing_lanes(old: Patterns, new: Patterns, begin: int) -> np.uint64:

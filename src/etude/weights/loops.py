@@ -1,23 +1,24 @@
-"""The inner loops that numba compiles: plain numbers and arrays, nothing else.
-
-Loops that count compile to wide instructions: their lengths are fixed, nothing branches, sums are single bytes.
-"""
+"""The inner loops that numba compiles: plain numbers and arrays, nothing else."""
 
 import numpy as np
-from numpy.typing import NDArray
 
 from etude.weights.kernels import Indices
-from etude.weights.lanes import LANES, count_ones, differing_lanes, equal_lanes, first_one, nth_one
+from etude.weights.lanes import LANES, count_ones, differing_lanes, first_one, nth_one
+from etude.weights.members import (
+    BITS,
+    BLOCK,
+    HALVES,
+    STRETCH,
+    STRETCHES,
+    Bytes,
+    Words,
+    count_members,
+    members_of,
+    stretch_with,
+    write_classes,
+    write_planes,
+)
 from etude.weights.ulp import Patterns
-
-CACHED = 1 << 14
-"""Elements whose classes stay in the nearest cache while they are counted."""
-_STRETCH = 2 * LANES
-"""Elements that are counted before one looks whether anything in them is wanted."""
-_BFLOAT16_SHIFT = 7
-NO_CLASS = 255
-"""Behind the last element, so that all lanes are filled."""
-_NEVER = np.int64(1 << 62)
 
 _ONES_OF = np.zeros((256, 8), np.int64)
 """Where the ones of a byte are, from its highest bit down."""
@@ -26,9 +27,6 @@ for _byte in range(256):
     _places = [place for place in range(8) if _byte & (0x80 >> place)]
     _ONES_OF[_byte, : len(_places)] = _places
     _NUM_ONES[_byte] = len(_places)
-
-Bytes = NDArray[np.uint8]
-Words = NDArray[np.uint64]
 
 
 def find_changes(old: Patterns, new: Patterns, positions: Indices, before: Patterns, after: Patterns) -> int:
@@ -58,24 +56,6 @@ def find_changes(old: Patterns, new: Patterns, positions: Indices, before: Patte
     return count
 
 
-def write_classes(part: Patterns, shift: int, mask: int, lowest: int, highest: int, classes: Bytes) -> None:
-    """Write the class of every element, and `NO_CLASS` behind the last one."""
-    element = part.dtype.type
-    exponent = element(np.int64(mask) << shift)
-    # Exponents stay where they are in the element until the end: numbers of more bits would halve the speed.
-    lower, raised = element(np.int64(max(lowest, 0)) << shift), element(np.int64(max(-lowest, 0)) << shift)
-    most = element((np.int64(highest) << shift) - raised)
-    if shift == _BFLOAT16_SHIFT:  # a shift by a number that is known compiles to wide instructions
-        for at in range(part.size):
-            above = element(max(element(part[at] & exponent), lower) - lower)
-            classes[at] = np.uint8(element(min(above, most) + raised) >> element(_BFLOAT16_SHIFT))
-    else:
-        for at in range(part.size):
-            above = element(max(element(part[at] & exponent), lower) - lower)
-            classes[at] = np.uint8(element(min(above, most) + raised) >> element(shift))
-    classes[part.size :] = np.uint8(NO_CLASS)
-
-
 def rank_positions(
     tile: Patterns,
     shift: int,
@@ -87,30 +67,28 @@ def rank_positions(
     members: Indices,
 ) -> None:
     """Write class and rank within it of every position, and how many members each class has."""
-    classes = np.empty(CACHED, np.uint8)
-    before = np.empty((CACHED // _STRETCH, members.size), np.int64)
+    classes, planes = np.empty(BLOCK, np.uint8), np.empty(BITS * HALVES * STRETCHES, np.uint64)
+    counts, before = np.empty(STRETCHES, np.uint64), np.empty((members.size, STRETCHES + 1), np.uint16)
     members[:] = 0
     index = 0
-    for begin in range(0, tile.size, CACHED):
-        write_classes(tile[begin : begin + CACHED], shift, mask, lowest, members.size - 1, classes)
-        for which in range(members.size):
-            running = members[which]
-            for stretch in range(CACHED // _STRETCH):
-                before[stretch, which] = running
-                for at in range(stretch * _STRETCH, (stretch + 1) * _STRETCH, LANES):
-                    running += count_ones(equal_lanes(classes, at, np.uint8(which)))
-            members[which] = running
-        while index < positions.size and positions[index] < begin + CACHED:
+    for begin in range(0, tile.size, BLOCK):
+        write_classes(tile[begin : begin + BLOCK], shift, mask, lowest, members.size - 1, classes)
+        write_planes(classes, planes)
+        for number in range(members.size):
+            count_members(planes, number, counts, before[number])
+        while index < positions.size and positions[index] < begin + BLOCK:
             place = positions[index] - begin
-            number = np.uint8(classes[place])
-            block = place - place % LANES
-            rank = before[place // _STRETCH, number]
-            for at in range(place - place % _STRETCH, block, LANES):
-                rank += count_ones(equal_lanes(classes, at, number))
-            earlier = (np.uint64(1) << np.uint64(place - block)) - np.uint64(1)
-            numbers[index] = number
-            ranks[index] = rank + count_ones(equal_lanes(classes, block, number) & earlier)
+            number = int(classes[place])
+            stretch, half, lane = place // STRETCH, place % STRETCH // LANES, place % LANES
+            earlier = (np.uint64(1) << np.uint64(lane)) - np.uint64(1)
+            rank = members[number] + int(before[number, stretch])
+            # By multiplying instead of a branch, which nobody could foresee.
+            rank += half * count_ones(members_of(planes, number, 0, stretch))
+            numbers[index] = classes[place]
+            ranks[index] = rank + count_ones(members_of(planes, number, half, stretch) & earlier)
             index += 1
+        for number in range(members.size):
+            members[number] += before[number, STRETCHES]
 
 
 def place_ranks(
@@ -127,32 +105,28 @@ def place_ranks(
 
     The ranks of class c, ascending, are those from `starts[c]` to `starts[c + 1]`.
     """
-    classes = np.empty(CACHED, np.uint8)
+    classes, planes = np.empty(BLOCK, np.uint8), np.empty(BITS * HALVES * STRETCHES, np.uint64)
+    counts, before = np.empty(STRETCHES, np.uint64), np.empty(STRETCHES + 1, np.uint16)
     indices = starts[:-1].copy()
     members[:] = 0
-    for begin in range(0, tile.size, CACHED):
-        write_classes(tile[begin : begin + CACHED], shift, mask, lowest, members.size - 1, classes)
-        for which in range(members.size):
-            wanted = np.uint8(which)
-            index, end, running = indices[which], starts[which + 1], members[which]
-            rank = ranks[index] if index < end else _NEVER
-            for stretch in range(0, CACHED, _STRETCH):
-                after = running
-                for at in range(stretch, stretch + _STRETCH, LANES):
-                    after += count_ones(equal_lanes(classes, at, wanted))
-                while rank < after:
-                    at, left = stretch, rank - running
-                    lanes = equal_lanes(classes, at, wanted)
-                    while left >= count_ones(lanes):
-                        left -= count_ones(lanes)
-                        at += LANES
-                        lanes = equal_lanes(classes, at, wanted)
-                    positions[index] = begin + at + nth_one(lanes, left)
-                    index += 1
-                    rank = ranks[index] if index < end else _NEVER
-                running = after
-            indices[which] = index
-            members[which] = running
+    for begin in range(0, tile.size, BLOCK):
+        write_classes(tile[begin : begin + BLOCK], shift, mask, lowest, members.size - 1, classes)
+        write_planes(classes, planes)
+        for number in range(members.size):
+            here = count_members(planes, number, counts, before)
+            index, end, earlier = indices[number], starts[number + 1], members[number]
+            while index < end and ranks[index] - earlier < here:
+                rank = ranks[index] - earlier
+                stretch = stretch_with(before, rank)
+                rank -= int(before[stretch])
+                # By multiplying instead of a branch, which nobody could foresee.
+                in_first = count_ones(members_of(planes, number, 0, stretch))
+                half = int(rank >= in_first)
+                lane = nth_one(members_of(planes, number, half, stretch), rank - half * in_first)
+                positions[index] = begin + stretch * STRETCH + half * LANES + lane
+                index += 1
+            indices[number] = index
+            members[number] += here
     return bool((indices == starts[1:]).all())
 
 
