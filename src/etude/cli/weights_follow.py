@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from etude.weights.directory import DirectoryState
     from etude.weights.replica import ReplicaOptions
 
+_NO_LEASE = click.option(
+    "--no-lease",
+    is_flag=True,
+    help="Write nothing to the store, for who may only read: `gc` then waits no longer than its --grace.",
+)
+
 
 @click.command(
     epilog="Example: etude weights follow s3://bucket/run --to model/ --json | while read line; do ...; done"
@@ -53,7 +59,8 @@ if TYPE_CHECKING:
     metavar="IP",
     help="Where --cluster serves objects to the others.",
 )
-@click.option("--reader", default="", help="Name of this reader's lease; a random one by default.")
+@click.option("--reader", default="", help="Name of this reader's lease, which no other has; a random one by default.")
+@_NO_LEASE
 def follow(
     store: "Bucket",
     keys: "ChainKeys",
@@ -67,6 +74,7 @@ def follow(
     cluster: str,
     listen: str,
     reader: str,
+    no_lease: bool,
 ) -> None:
     """Keep a Hugging Face model directory at the newest version that the run at URL publishes.
 
@@ -77,7 +85,15 @@ def follow(
 
     if files_from is not None:
         copy_files(files_from, folder)
-    options = ReplicaOptions(folder=folder, poll_s=poll_s, cache=cache, cluster=cluster, listen=listen, reader=reader)
+    options = ReplicaOptions(
+        folder=folder,
+        poll_s=poll_s,
+        cache=cache,
+        cluster=cluster,
+        listen=listen,
+        reader=reader,
+        leased=not no_lease,
+    )
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(_follow(store, keys, options, once=once, as_json=as_json))
 
@@ -93,8 +109,16 @@ def follow(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Model directory whose config and tokenizer are copied.",
 )
+@_NO_LEASE
 def materialise(
-    store: "Bucket", keys: "ChainKeys", *, as_json: bool, version: str, folder: Path, files_from: Path | None
+    store: "Bucket",
+    keys: "ChainKeys",
+    *,
+    as_json: bool,
+    version: str,
+    folder: Path,
+    files_from: Path | None,
+    no_lease: bool,
 ) -> None:
     """Write one VERSION as a Hugging Face model directory: head, a number in the head's lineage, or lineage/number."""
     import msgspec
@@ -104,7 +128,7 @@ def materialise(
 
     if files_from is not None:
         copy_files(files_from, folder)
-    state = asyncio.run(materialised(store, keys, version, folder, clock=SystemClock()))
+    state = asyncio.run(materialised(store, keys, version, folder, clock=SystemClock(), leased=not no_lease))
     click.echo(msgspec.json.encode(state) if as_json else f"{folder} is {_text(state)}")
 
 

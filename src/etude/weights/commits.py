@@ -10,7 +10,7 @@ from etude.weights.chain import WEIGHTS, ChainKeys, check_lineage
 from etude.weights.digest import version_digest
 from etude.weights.fencing import Claim
 from etude.weights.manifests import encode_manifest, parse_manifest
-from etude.weights.paths import MAX_VERSION_BYTES, read_manifest, read_routes
+from etude.weights.paths import MAX_PUBLISHED_BYTES, read_manifest, read_routes
 from etude.weights.ranks import Share, merged
 from etude.weights.routes import MAX_PAGE_BYTES, anchor_is_due, encode_page, extended, parse_page
 
@@ -111,7 +111,7 @@ class Committer:
         encoded, name = encode_manifest(manifest)
         # What readers would refuse must not become the head.
         parse_manifest(
-            encoded, lineage=self.lineage, version=version, digest=name, max_bytes=MAX_VERSION_BYTES, keys=self._keys
+            encoded, lineage=self.lineage, version=version, digest=name, max_bytes=MAX_PUBLISHED_BYTES, keys=self._keys
         )
         # Named by its content, so half of an earlier attempt is replaced by the whole.
         await self._store.put(self._keys.manifest(self.lineage, version, name), encoded)

@@ -5,21 +5,21 @@ the last: who reads it before and after loading the weights, and finds the same 
 Of several differences that are applied one after the other only the last one's version is shown as ready.
 """
 
-import fcntl
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from etude.errors import HostError, IntegrityError
+from etude.store.file_locks import holder_of, try_lock
 from etude.weight_types import TensorEntry
+from etude.weights.chain import decode_record
 from etude.weights.digest import tensor_digest, version_digest
 from etude.weights.disk import Disk, LocalDisk, write_whole
 from etude.weights.journal import read_end, replay
+from etude.weights.mapped_files import MappedFiles
 from etude.weights.paths import Held
 from etude.weights.shards import Place, find_places
 
@@ -48,12 +48,10 @@ def read_state(folder: Path) -> DirectoryState | None:
     path = folder / VERSION_FILE
     try:
         with path.open("rb") as opened:
-            return msgspec.json.decode(opened.read(_MAX_STATE_BYTES), type=DirectoryState)
+            data = opened.read(_MAX_STATE_BYTES)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        msg = f"{path} is damaged: {error}; delete it, and the weights are loaded anew"
-        raise IntegrityError(msg) from error
+    return decode_record(data, DirectoryState, str(path), known=1, advice="delete it, and the weights are loaded anew")
 
 
 class WeightsDirectory:
@@ -117,10 +115,6 @@ class WeightsDirectory:
         """Take over what `carry_out` made of the directory."""
         self.state, self.digests, self.places = state, dict(digests), find_places(self.folder)
 
-    def bytes_of(self, name: str) -> NDArray[np.uint8]:
-        """Return a tensor's bytes as they lie in its file, read when they are looked at."""
-        return mapped(self.folder / self.places[name].file, self.places[name])
-
     def _recover(self) -> None:
         try:
             if read_end(self.journal) is not None:
@@ -150,11 +144,16 @@ class WeightsDirectory:
         if version_digest(entries) != state.digest:
             self.why = f"the weights in {self.folder} are not version {state.version}, as {VERSION_FILE} says"
             return
+        used = {place.file for place in self.places.values()}
+        if more := [path.name for path in weight_files(self.folder) if path.name not in used]:
+            self.why = f"{self.folder} has {more[0]} as well, which engines may load in place of the weights"
+            return
         self.state, self.digests = state, {entry.name: entry.digest for entry in entries}
 
     def _entries(self) -> Iterator[TensorEntry]:
+        files = MappedFiles(self.folder)
         for name, place in self.places.items():
-            digest = tensor_digest(self.bytes_of(name), place.dtype)
+            digest = tensor_digest(files.bytes_of(place), place.dtype)
             yield TensorEntry(name=name, dtype=place.dtype, shape=place.shape, digest=digest)
 
     def _forget(self, why: str) -> None:
@@ -166,16 +165,17 @@ class WeightsDirectory:
     def _take_lock(self) -> int:
         descriptor = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            if try_lock(descriptor, self.folder):
+                return descriptor
+            holder = holder_of(descriptor, self.work / "lock")
+        except BaseException:
             os.close(descriptor)
-            msg = f"another process keeps {self.folder} current; end it, or choose another directory"
-            raise HostError(msg) from error
-        return descriptor
+            raise
+        os.close(descriptor)
+        msg = f"another process keeps {self.folder} current, {holder}; or choose another directory"
+        raise HostError(msg)
 
 
-def mapped(path: Path, place: Place) -> NDArray[np.uint8]:
-    """Return bytes of a file as an array that reads them when they are looked at."""
-    if not place.size:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, mode="r", offset=place.at, shape=(place.size,))
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that engines take for the model's weights, whoever wrote them."""
+    return [path for path in sorted(folder.glob("model*.safetensors")) if path.is_symlink() or not path.is_dir()]

@@ -12,7 +12,7 @@ from etude.interfaces import Clock, ObjectStore
 from etude.weight_types import Head
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects
-from etude.weights.heads import HeadWatch
+from etude.weights.heads import HeadWatch, check_forward
 from etude.weights.leases import LeaseKeeper
 from etude.weights.memory import HOST, Memory
 from etude.weights.paths import MAX_VERSION_BYTES, Held, Path, find_path
@@ -111,6 +111,8 @@ class PathFollower:
 
     async def _go(self, held: Held | None, start: Held | None, arrive: Arrive) -> bool:
         seen = await self._watch.look()
+        if seen is not None and held is not None:
+            check_forward(seen.head, lineage=held.lineage, version=held.version, digest=held.digest, keys=self.keys)
         if seen is None or held == Held(lineage=seen.head.lineage, version=seen.head.version, digest=seen.head.digest):
             self.waiting_for = f"a version after {held.version}" if held else f"the first {self.keys.head}"
             if seen is not None:

@@ -55,18 +55,11 @@ class HeadWatch:
         self._settled = seen
 
     def _check(self, before: Head, head: Head) -> None:
-        place = self._keys.head
-        same = head.lineage == before.lineage
-        changed = head.version == before.version and head.digest != before.digest
-        if same and (head.version < before.version or changed):
-            msg = (
-                f"{place} went from version {before.version} to {head.version} within lineage {head.lineage}; "
-                f"weights only grow: resume the trainer, which starts a new lineage"
-            )
-            raise IntegrityError(msg)
+        check_forward(head, lineage=before.lineage, version=before.version, digest=before.digest, keys=self._keys)
         if head.epoch < before.epoch:
             msg = (
-                f"{place} went from epoch {before.epoch} to {head.epoch}: a publisher that was replaced goes on; end it"
+                f"{self._keys.head} went from epoch {before.epoch} to {head.epoch}: a publisher that was replaced goes "
+                f"on; end it"
             )
             raise IntegrityError(msg)
 
@@ -74,3 +67,15 @@ class HeadWatch:
         data = await self._store.get(key, max_bytes=max_bytes)
         found = hashlib.sha256(data).hexdigest()
         return None if found == tag else (data, found)
+
+
+def check_forward(head: Head, *, lineage: str, version: int, digest: str, keys: ChainKeys) -> None:
+    """Raise `IntegrityError` when a head is behind a version that was seen, or names it with other bytes."""
+    changed = head.version == version and head.digest != digest
+    if head.lineage == lineage and (head.version < version or changed):
+        how = "other bytes of it" if changed else str(head.version)
+        msg = (
+            f"{keys.head} went from version {version} to {how} within lineage {lineage}; weights only grow: resume the "
+            f"trainer, which starts a new lineage, or follow into an empty directory"
+        )
+        raise IntegrityError(msg)

@@ -9,7 +9,7 @@ from etude.interfaces import ObjectStore
 from etude.weight_types import Head, PageName, Route
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.manifests import MAX_MANIFEST_BYTES
-from etude.weights.paths import MAX_VERSION_BYTES, Held, find_path, read_manifest, read_pages, start_of
+from etude.weights.paths import MAX_PUBLISHED_BYTES, Held, find_path, read_manifest, read_pages, start_of
 from etude.weights.planner import bytes_of
 from etude.weights.reader import read_head
 
@@ -143,5 +143,5 @@ def _way(route: Route) -> Way:
 async def bytes_between(store: ObjectStore, held: Held, target: tuple[str, int], *, keys: ChainKeys = WEIGHTS) -> int:
     """Return the bytes of the cheapest path from what is held to a version; 0 when both are the same."""
     head = await require_head(store, keys=keys)
-    path = await find_path(store, head, held=held, target=target, max_bytes=MAX_VERSION_BYTES, keys=keys)
+    path = await find_path(store, head, held=held, target=target, max_bytes=MAX_PUBLISHED_BYTES, keys=keys)
     return bytes_of(path.routes)

@@ -26,7 +26,8 @@ _BUFFER = 8 << 20
 _LENGTH = struct.Struct("<I")
 _HASH_BYTES = 16
 _MAX_HEADER = 4 << 20
-_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+_FILE = re.compile(r"(?!\.\.?$)[^/\0]{1,255}", re.DOTALL)
+"""A name within a directory, by whomever it was given: files of others are removed by theirs."""
 Elements = NDArray[np.unsignedinteger[Any]]
 
 

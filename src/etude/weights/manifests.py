@@ -66,7 +66,7 @@ def parse_manifest(
     require(
         total <= max_bytes,
         place,
-        f"its tensors have {total} bytes, more than the {max_bytes} that this reader can hold",
+        f"its tensors have {total} bytes, more than the {max_bytes} allowed here",
     )
     for piece in manifest.pieces:
         _check_piece(piece, manifest, place)

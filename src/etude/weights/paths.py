@@ -1,6 +1,7 @@
 """From the head to the manifests that a reader applies: pages of routes, a plan, and the links between its parts."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Protocol, runtime_checkable
@@ -17,8 +18,10 @@ from etude.weights.manifests import MAX_MANIFEST_BYTES, parse_manifest
 from etude.weights.planner import MAX_ROUTES, cheapest
 from etude.weights.routes import MAX_PAGE_BYTES, parse_page
 
-MAX_VERSION_BYTES = 64 << 30
+MAX_PUBLISHED_BYTES = 2 << 40
 """Of all decoded tensors of one version."""
+MAX_VERSION_BYTES = max(64 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+"""Of one that is held in memory, whatever a manifest claims."""
 _MANIFESTS_AT_ONCE = 8
 _MAX_PAGES = 8192
 _MAX_PARTS = 1 << 22
@@ -143,7 +146,7 @@ async def read_manifest(
     lineage: str,
     route: Route,
     *,
-    max_bytes: int = MAX_VERSION_BYTES,
+    max_bytes: int = MAX_PUBLISHED_BYTES,
     keys: ChainKeys = WEIGHTS,
 ) -> Manifest:
     """Return the manifest of a route; errors as in `find_path`."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import ClientSession
 
-from etude.errors import StoreError
+from etude.errors import ConfigError, StoreError
 from etude.interfaces import Clock, ErasableStore
 from etude.telemetry.clock import wall_time
 from etude.weights.chain import WEIGHTS, ChainKeys
@@ -25,7 +25,8 @@ class Source(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """What a follower is given."""
 
     objects: Objects
-    lease: LeaseKeeper
+    lease: LeaseKeeper | None
+    """None for a reader that may not write, or was told not to."""
     from_store: StoreObjects
     """The last resort; it counts what was read."""
 
@@ -40,14 +41,19 @@ async def open_source(
     cache: Path | None = None,
     cluster: str = "",
     listen: str = "127.0.0.1",
+    leased: bool = True,
 ) -> AsyncGenerator[Source]:
     """Yield where objects come from, and a lease that is given back at the end.
 
     With `cache` the processes that share that directory download each object once. With `cluster` its readers divide
-    the download, and this one serves its part on the address `listen`.
+    the download, and this one serves its part on the address `listen`. A reader that is not `leased` writes nothing
+    into the store, cannot be one of a cluster, and is not waited for by a collection of garbage.
 
     Raise `HostError` when this host refuses one of them.
     """
+    if cluster and not leased:
+        msg = "readers of a cluster find each other by their leases; leave one of both out"
+        raise ConfigError(msg)
     from_store = StoreObjects(store)
     objects: Objects = from_store
     async with AsyncExitStack() as stack:
@@ -64,10 +70,11 @@ async def open_source(
         if cache is not None:
             objects = HostCache(cache, objects, clock=clock)
         try:
-            yield Source(objects=objects, lease=lease, from_store=from_store)
+            yield Source(objects=objects, lease=lease if leased else None, from_store=from_store)
         finally:
-            with suppress(StoreError):
-                await lease.release()
+            if leased:
+                with suppress(StoreError):
+                    await lease.release()
 
 
 class _Peers:

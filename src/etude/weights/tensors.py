@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from etude.errors import PolicyError
 from etude.weights.kernels import T
 
 DTYPES: dict[str, torch.dtype] = {
@@ -46,8 +47,18 @@ FlatTensor = Flat[NDArray[np.uint8]]
 
 
 def snapshot(tensors: Mapping[str, Tensor], *, dtype: torch.dtype) -> dict[str, FlatTensor]:
-    """Return copies that later optimizer steps do not touch, sorted by name; floating point is rounded to `dtype`."""
-    return {name: _snapshot(tensors[name], dtype) for name in sorted(tensors)}
+    """Return copies that later optimizer steps do not touch, sorted by name; floating point is rounded to `dtype`.
+
+    Raise `PolicyError` for a tensor that has no bytes, or of a dtype without a name.
+    """
+    copies: dict[str, FlatTensor] = {}
+    for name in sorted(tensors):
+        try:
+            copies[name] = _snapshot(tensors[name], dtype)
+        except (ValueError, NotImplementedError) as error:
+            msg = f"tensor {name!r} cannot be published: {error}"
+            raise PolicyError(msg) from error
+    return copies
 
 
 def _snapshot(tensor: Tensor, dtype: torch.dtype) -> FlatTensor:

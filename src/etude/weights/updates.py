@@ -6,15 +6,16 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from etude.errors import IntegrityError
+from etude.errors import HostError, IntegrityError
 from etude.policy.sum_hash import Sums, from_hex
 from etude.weight_types import Box, Manifest, TensorEntry
 from etude.weights.boxes import part, runs
 from etude.weights.decoding import Decoded, check_digest, decode_object
 from etude.weights.digest import box_sums, tensor_digest
-from etude.weights.directory import DirectoryState, WeightsDirectory, mapped
+from etude.weights.directory import DirectoryState, WeightsDirectory, weight_files
 from etude.weights.disk import write_whole
 from etude.weights.journal import JournalWriter
+from etude.weights.mapped_files import MappedFiles
 from etude.weights.memory import HOST
 from etude.weights.shards import INDEX, Place, divide, header_of, index_of
 from etude.weights.tensors import DTYPES
@@ -34,26 +35,28 @@ class Update(Protocol):
 
 
 def update_of(directory: WeightsDirectory, manifest: Manifest, state: DirectoryState) -> Update:
-    """Return the update to the version of a manifest: in place for differences, beside the old files for an anchor.
+    """Return the update to the version of a manifest, after which the directory says `state`.
 
-    `state` is what the directory says afterwards.
+    It is in place for differences; beside the old files for an anchor, or where tensors came, went or were reshaped.
+    Raise `IntegrityError` unless the directory is at exactly the base of the manifest.
     """
-    kind = InPlace if manifest.base is not None else Anew
-    return kind(directory, manifest, state)
+    if manifest.base is None:
+        return Anew(directory, manifest, state)
+    held = directory.held
+    base = (manifest.lineage, manifest.base, manifest.base_digest)
+    if held is None or (held.lineage, held.version, held.digest) != base:
+        msg = f"{directory.folder} is not at version {manifest.base}, to which {manifest.version} is a difference"
+        raise IntegrityError(msg)
+    return (InPlace if are_same_tensors(directory.places, manifest) else Anew)(directory, manifest, state)
 
 
 class InPlace:
     """Differences, to files that stay where they are. The journal holds new values of changed elements only."""
 
     def __init__(self, directory: WeightsDirectory, manifest: Manifest, state: DirectoryState) -> None:
-        """Begin; raise `IntegrityError` unless the directory is at exactly the base of the manifest."""
-        held = directory.held
-        base = (manifest.lineage, manifest.base, manifest.base_digest)
-        if held is None or (held.lineage, held.version, held.digest) != base:
-            msg = f"{directory.folder} is not at version {manifest.base}, to which {manifest.version} is a difference"
-            raise IntegrityError(msg)
-        check_same_tensors(directory.places, manifest)
+        """Begin with a directory that is at the base of the manifest."""
         self._directory = directory
+        self._files = MappedFiles(directory.folder)
         self._manifest = manifest
         self._state = state
         self._journal = JournalWriter(directory.disk, directory.journal)
@@ -89,7 +92,7 @@ class InPlace:
         """Sums follow what changes, and so miss what somebody else changed in the rest of the tensor."""
         if entry.name in self._whole:
             return
-        if tensor_digest(self._directory.bytes_of(entry.name), entry.dtype) != self._directory.digests[entry.name]:
+        if tensor_digest(self._bytes(entry), entry.dtype) != self._directory.digests[entry.name]:
             msg = (
                 f"tensor {entry.name!r} in {self._directory.folder} is no longer that of version "
                 f"{self._manifest.base}; load the weights from the anchor"
@@ -98,11 +101,14 @@ class InPlace:
         self._whole.add(entry.name)
 
     def _base(self, entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
-        return part(self._directory.bytes_of(entry.name), entry.shape, box)
+        return part(self._bytes(entry), entry.shape, box)
+
+    def _bytes(self, entry: TensorEntry) -> NDArray[np.uint8]:
+        return self._files.bytes_of(self._directory.places[entry.name])
 
 
 class Anew:
-    """A whole version, into files beside the old ones, which it then replaces."""
+    """A whole version, into files beside the old ones, which it then replaces: as a difference to these or without."""
 
     def __init__(self, directory: WeightsDirectory, manifest: Manifest, state: DirectoryState) -> None:
         """Begin, with tensors in the files where they were if the old files hold the same tensors."""
@@ -113,6 +119,10 @@ class Anew:
         like = {name: place.file for name, place in directory.places.items()}
         file_of = divide(tensors, like)
         self._files = sorted(set(file_of.values()))
+        self._old = {place.file for place in directory.places.values()} | {INDEX}
+        if len(self._files) == 1:
+            self._refuse_strangers()
+        self._before = MappedFiles(directory.folder)
         self._places: dict[str, Place] = {}
         for file in self._files:
             header, places = header_of([tensor for tensor in tensors if file_of[tensor[0]] == file], file)
@@ -122,7 +132,7 @@ class Anew:
 
     def add(self, name: str, data: bytes) -> None:
         """Write the object's tensors."""
-        for found in decode_object(self._manifest, name, data, _no_base, memory=HOST):
+        for found in decode_object(self._manifest, name, data, self._base, memory=HOST):
             place = self._places[found.entry.name]
             begins, run = runs(found.box, found.entry.shape)
             width = DTYPES[found.entry.dtype].itemsize
@@ -134,9 +144,9 @@ class Anew:
         directory = self._directory
         for file in self._files:
             directory.disk.sync(directory.work / file)
+        written = MappedFiles(directory.work)
         for entry in self._manifest.tensors:
-            place = self._places[entry.name]
-            data = mapped(directory.work / place.file, place)
+            data = written.bytes_of(self._places[entry.name])
             check_digest(self._manifest, entry, tensor_digest(data, entry.dtype))
         journal = JournalWriter(directory.disk, directory.journal)
         files = list(self._files)
@@ -145,25 +155,33 @@ class Anew:
             files.append(INDEX)
         for file in files:
             journal.move(file)
-        for path in sorted(directory.folder.glob("model*.safetensors*")):
-            if path.name not in files and (path.suffix == ".safetensors" or path.name == INDEX):
-                journal.remove(path.name)
+        for name in sorted((self._old | {path.name for path in weight_files(directory.folder)}).difference(files)):
+            journal.remove(name)
         journal.commit(self._state)
         directory.carry_out()
         directory.settle(self._state, {entry.name: entry.digest for entry in self._manifest.tensors})
 
+    def _base(self, entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
+        place = self._directory.places.get(entry.name)
+        if self._manifest.base is None or place is None or (place.dtype, place.shape) != (entry.dtype, entry.shape):
+            msg = f"a difference to a tensor {entry.name!r} that its base lacks is refused; load it from an anchor"
+            raise IntegrityError(msg)
+        return part(self._before.bytes_of(place), entry.shape, box)
 
-def check_same_tensors(places: Mapping[str, Place], manifest: Manifest) -> None:
-    """Raise `IntegrityError` when a difference is to other tensors than the files hold."""
+    def _refuse_strangers(self) -> None:
+        """Without an index engines load every safetensors file there is, one over the other."""
+        folder = self._directory.folder
+        ours = {*self._files, *self._old, *(path.name for path in weight_files(folder))}
+        for path in sorted(folder.glob("*.safetensors")):
+            if path.name not in ours:
+                msg = f"engines would load {path} on top of the weights; move it away, or choose another directory"
+                raise HostError(msg)
+
+
+def are_same_tensors(places: Mapping[str, Place], manifest: Manifest) -> bool:
+    """Whether the files hold tensors of the names, dtypes and shapes of a manifest."""
     found = {name: (place.dtype, place.shape) for name, place in places.items()}
-    if found != {entry.name: (entry.dtype, entry.shape) for entry in manifest.tensors}:
-        msg = f"version {manifest.version} has other tensors than version {manifest.base}; load it from an anchor"
-        raise IntegrityError(msg)
-
-
-def _no_base(entry: TensorEntry, box: Box) -> NDArray[np.uint8]:
-    msg = f"an anchor holds a difference to {entry.name!r}, box {box.start}; load another version"
-    raise IntegrityError(msg)
+    return found == {entry.name: (entry.dtype, entry.shape) for entry in manifest.tensors}
 
 
 def _in_tensor(found: Decoded[NDArray[np.uint8]], positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ from etude.store.ledger_format import open_run_id
 from etude.store.local import FileStore
 from etude.telemetry import events as facts
 from etude.telemetry.clock import ManualClock
-from etude.weights.chain import HEAD_KEY, parse_head
+from etude.weights.chain import HEAD_KEY, WEIGHTS, parse_head
 from etude.weights.reader import read_head
 from etude.weights.retention import collect
 
@@ -37,6 +37,18 @@ async def test_a_run_whose_garbage_was_collected_is_what_it_claims(tmp_path):
     assert broken(report) == {}
     assert "below the floor" in notes(report)
     assert "floor rose" in notes(report)
+
+
+async def test_pages_that_were_replaced_may_be_gone_before_the_floor_ever_rose(tmp_path):
+    store = await write_run(tmp_path)
+    before = await store.list("weights")
+    found = await collect(store, clock=ManualClock(), keep=9, grace_s=0.0, orphan_grace_s=0.0)
+    assert found.floor == (await read_head(store)).floor
+    assert set(found.deleted) == set(before).difference(await store.list("weights")) != set()
+    assert not broken(await audit(store, run="run"))
+    head = await read_head(store)
+    await store.delete(WEIGHTS.object(head.lineage, head.routes))
+    assert "files_are_those_claimed" in broken(await audit(store, run="run"))
 
 
 async def test_weights_above_the_floor_may_not_be_gone(tmp_path):

@@ -17,7 +17,7 @@ from etude.runtime.audit.weight_files import collected
 from etude.runtime.checkpoints import POINTER_KEY
 from etude.runtime.directory import METRICS_KEY, SUMMARY_KEY
 from etude.weight_types import Head
-from etude.weights.chain import HEAD_KEY, WEIGHTS
+from etude.weights.chain import HEAD_KEY
 
 NOT_COVERED = ("logs/", "services/", "probes/", "samplers/", "sandboxes/", "weights/readers/", "views/")
 """Written for people and for the moment, or made of what is covered: `etude verify` does not read them. What samplers
@@ -215,11 +215,9 @@ def _manifest_missing(case: Case, key: str, w: int, n: int) -> str:
 
 
 def _page_missing(case: Case, key: str, w: int, n: int) -> str:
-    head = case.snapshot.head
-    if head is not None and key != WEIGHTS.object(head.lineage, head.routes):
-        opened = case.facts.one("SELECT min(version) FROM published WHERE lineage = ?", head.lineage)
-        if opened is not None and head.floor > opened:
-            return "a page of routes that a newer one replaced, collected as garbage"
+    """A page is replaced with each version, until it is full; what leads nowhere any more goes a day later."""
+    if case.snapshot.head is not None and not case.facts.one("SELECT count(*) FROM paged WHERE key = ?", key):
+        return "a page of routes that a newer one replaced, collected as garbage"
     return _manifest_missing(case, key, w, n)
 
 

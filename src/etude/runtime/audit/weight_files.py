@@ -1,16 +1,19 @@
 """Manifests and weight objects, rebuilt version by version."""
 
+from contextlib import suppress
+
 import msgspec
 
-from etude.errors import EtudeError, IntegrityError, ObjectMissingError
+from etude.errors import EtudeError, IntegrityError, ObjectMissingError, StoreError
 from etude.interfaces import ObjectStore
 from etude.runtime.audit.facts import Facts
-from etude.weight_types import Head, Manifest
+from etude.weight_types import Head, Manifest, PageName
 from etude.weights.chain import WEIGHTS
 from etude.weights.decoding import apply
 from etude.weights.digest import object_name
 from etude.weights.manifests import MAX_MANIFEST_BYTES, object_sizes, parse_manifest
-from etude.weights.paths import MAX_VERSION_BYTES
+from etude.weights.paths import MAX_PUBLISHED_BYTES, read_pages
+from etude.weights.reader import read_head
 from etude.weights.tensors import FlatTensor
 
 _SCHEMA = """
@@ -19,8 +22,10 @@ CREATE TABLE weights(
     problem TEXT
 );
 CREATE TABLE referred(key TEXT PRIMARY KEY);
+CREATE TABLE paged(key TEXT PRIMARY KEY);
 """
-"""`weights`: a row for each manifest that is there. `referred`: objects that a manifest names."""
+"""`weights`: a row for each manifest that is there. `referred`: objects that a manifest names. `paged`: pages of routes
+that the head leads to, up to one that is gone."""
 
 
 _ROW = "INSERT INTO weights VALUES(?, ?, ?, ?, ?, ?, ?, ?)"
@@ -40,6 +45,7 @@ async def look_at_weights(store: ObjectStore, facts: Facts, *, rebuild: bool) ->
     Objects are checked wherever they are named, and weights where they are reached from the version before.
     """
     facts.sql.executescript(_SCHEMA + "BEGIN;")
+    facts.sql.executemany("INSERT OR IGNORE INTO paged VALUES(?)", [(key,) for key in await _pages(store)])
     held: _Held | None = None
     query = (
         "SELECT DISTINCT lineage, version, manifest, base FROM published "
@@ -66,9 +72,22 @@ async def look_at_weights(store: ObjectStore, facts: Facts, *, rebuild: bool) ->
         facts.sql.execute(_ROW, row)
 
 
+async def _pages(store: ObjectStore) -> list[str]:
+    """Return the keys of the pages that the head leads to; what is damaged is told where files are compared."""
+    keys: list[str] = []
+    with suppress(StoreError):
+        head = await read_head(store)
+        if head is not None:
+            keys.append(WEIGHTS.object(head.lineage, head.routes))
+            pages = await read_pages(store, PageName(head.lineage, head.routes), enough=lambda _: False)
+            older = (page.older for _, page in pages if page.older is not None)
+            keys += [WEIGHTS.object(name.lineage, name.page) for name in older]
+    return keys
+
+
 async def _manifest(store: ObjectStore, lineage: str, version: int, name: str) -> Manifest:
     data = await store.get(WEIGHTS.manifest(lineage, version, name), max_bytes=MAX_MANIFEST_BYTES)
-    return parse_manifest(data, lineage=lineage, version=version, digest=name, max_bytes=MAX_VERSION_BYTES)
+    return parse_manifest(data, lineage=lineage, version=version, digest=name, max_bytes=MAX_PUBLISHED_BYTES)
 
 
 async def _made(store: ObjectStore, manifest: Manifest, held: _Held | None, *, rebuild: bool) -> _Held | None:
