@@ -21,8 +21,10 @@ from etude.store.retrying import RetryingStore
 from etude.telemetry.clock import ManualClock
 from etude.weights.derived import Deriver, view_keys
 from etude.weights.follower import Follower
+from etude.weights.inspection import inspect
 from etude.weights.publisher import open_publisher
 from etude.weights.reader import read_head
+from etude.weights.tensors import flatten
 
 SHAPE = PolicyShape(
     model_type="llama", vocab_size=96, hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, ffn_hidden=128,
@@ -170,3 +172,23 @@ def test_a_pool_of_published_weights_has_nothing_to_derive():
     with pytest.raises(ValueError, match="which is what is published"):
         PoolSection(name="p", view_source="derived")
     assert PoolSection(name="p", view="fp8", view_source="derived").view_source == "derived"
+
+
+async def test_a_view_of_other_weights_than_it_claims_is_found_by_who_verifies_its_chain():
+    store = open_store("memory://")
+    keys = view_keys("fp8")
+    publisher = await open_publisher(store, lineage="one", dtype="bfloat16")
+    derives = deriver(store, "fp8")
+    for version in range(2):
+        await publisher.publish(version=version, step=version, tensors=policy(version))
+        await derives.poll()
+    assert not (await inspect(store, keys=keys)).problems
+    sources = [(await publisher.publish(version=n, step=n, tensors=policy(n))).digest for n in range(2, 4)]
+    other = {name: flatten(tensor) for name, tensor in in_view(policy(0), "fp8").items()}
+    liar = await open_publisher(store, lineage="one", keys=keys)
+    await liar.publish_snapshot(version=2, step=2, tensors=other, source=sources[0])
+    await liar.publish_snapshot(version=3, step=3, tensors=other, source="ab" * 32)
+    found = {problem.version: problem.what for problem in (await inspect(store, keys=keys)).problems}
+    assert found.keys() == {2, 3}
+    assert "is not what the view fp8 makes" in found[2]
+    assert f"claims to be a view of abababababababab, but that version is {sources[1][:16]}" in found[3]

@@ -7,12 +7,13 @@ import msgspec
 
 from etude.errors import StoreError
 from etude.interfaces import ObjectStore
-from etude.weight_types import Route
+from etude.weight_types import Manifest, Route
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.decoding import Staging
 from etude.weights.downloads import StoreObjects
 from etude.weights.history import kept_routes, require_head
 from etude.weights.memory import HOST
+from etude.weights.origins import origin_problem
 from etude.weights.paths import Path, read_manifest, walk
 from etude.weights.reader import LoadedVersion, load_version
 
@@ -55,7 +56,10 @@ async def inspect(store: ObjectStore, *, keys: ChainKeys = WEIGHTS) -> ChainRepo
         digests: set[str] = set()
         for route in routes:
             try:
-                digests.add(await inspector.rebuild(lineage, route))
+                manifest = await inspector.rebuild(lineage, route)
+                if not digests and (what := await origin_problem(store, manifest, keys=keys)):
+                    problems.append(Problem(lineage=lineage, version=version, base=None, what=what))
+                digests.add(manifest.digest)
             except StoreError as error:
                 problems.append(Problem(lineage=lineage, version=version, base=route.base, what=str(error)))
         if (lineage, version) == (head.lineage, head.version):
@@ -82,8 +86,8 @@ class _Inspector:
         self._keys = keys
         self._seen: OrderedDict[tuple[str, int], LoadedVersion] = OrderedDict()
 
-    async def rebuild(self, lineage: str, route: Route) -> str:
-        """Return the digest of what a route leads to."""
+    async def rebuild(self, lineage: str, route: Route) -> Manifest:
+        """Go along a route, and return its manifest when it leads to what that says."""
         manifest = await read_manifest(self._store, lineage, route, keys=self._keys)
         base = None if route.base is None else await self._base(lineage, route.base)
         if base is not None and base.digest != manifest.base_digest:
@@ -98,7 +102,7 @@ class _Inspector:
                 lineage=lineage, version=route.version, digest=manifest.digest, step=manifest.step, tensors=tensors
             )
         )
-        return manifest.digest
+        return manifest
 
     async def _base(self, lineage: str, version: int) -> LoadedVersion:
         held = self._seen.get((lineage, version))
