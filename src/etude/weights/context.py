@@ -55,18 +55,18 @@ def write_changes(
     else:
         ranks, members, changed = positions, np.array([len(tile)]), np.array([positions.size])
     headers, bodies = [struct.pack("<B", top)], list[bytes]()
-    as_tokens = np.zeros(distances.size, np.bool_)
+    is_far, as_tokens = magnitudes(distances, layout) > 1, np.zeros(distances.size, np.bool_)
     begin = 0
     for size, number in zip(members.tolist(), changed.tolist(), strict=True):
         end = begin + number
         mode, body = _write_positions(ranks[begin:end], size, kernels)
-        if number and float((magnitudes(distances[begin:end], layout) > 1).mean()) > _FAR:
+        if np.count_nonzero(is_far[begin:end]) > _FAR * number:
             mode |= _TOKENS
             as_tokens[begin:end] = True
         headers.append(_CLASS_HEADER.pack(mode, len(body)))
         bodies.append(body)
         begin = end
-    del ranks
+    del ranks, is_far
     signs = write_signs(distances[~as_tokens], layout, kernels)
     tokens = write_tokens(distances[as_tokens], layout, kernels)
     return join([b"".join(headers), b"".join(bodies), *signs, *tokens])

@@ -45,9 +45,9 @@ def read_gaps(data: memoryview, size: int, kernels: Kernels[Any]) -> Indices:
     unary, planes = body[:num_unary], body[num_unary:]
     last = (num_bits - 1) % 8
     require(int(unary[-1]) & (0xFF >> last) == 0x80 >> last, "a unary string does not end with a one")
-    if count % 8 and k:
-        padding = np.bitwise_or.reduce(planes[row - 1 :: row])
-        require(not int(padding) & (0xFF >> count % 8), "the padding of a plane is not zero")
+    if count % 8:
+        padding = 0xFF >> count % 8
+        require(not any(byte & padding for byte in bytes(planes[row - 1 :: row])), "the padding of a plane is not zero")
     indices = kernels.read_rice(unary, planes, count, k, size)
     if indices is None:
         msg = f"{count} gaps are not as many, or lead out of {size} elements"

@@ -118,7 +118,8 @@ def _binary_orders(values: Patterns) -> NDArray[np.uint8]:
     orders = np.empty(values.size, np.uint8)
     for begin in range(0, values.size, _CHUNK):
         chunk = values[begin : begin + _CHUNK]
-        found = (np.frexp(chunk.astype(np.float64))[1] - 1).astype(np.uint8)
+        # The exponent of a float64, which has 11 bits above the other 52.
+        found = ((chunk.astype(np.float64).view(np.uint64) >> 52) - 1023).astype(np.uint8)
         # A float64 rounds 2^63 - 1 up to the next order.
         orders[begin : begin + _CHUNK] = found - ((chunk >> found.astype(chunk.dtype)) == 0).astype(np.uint8)
     return orders
