@@ -254,7 +254,7 @@ async def test_files_of_others_with_extra_metadata_and_odd_layouts_are_read_and_
 
 
 @pytest.mark.parametrize(
-    "name", ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "I64", "I32", "I16", "I8", "U8"]
+    "name", ["F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "I64", "I32", "I16", "I8", "U8"]
 )
 async def test_every_dtype_that_is_written_is_one_that_safetensors_reads(tmp_path, name):
     chain = Chain(tmp_path)

@@ -19,6 +19,8 @@ _LENGTH = struct.Struct("<Q")
 _MAX_HEADER = 100 << 20
 _MAX_INDEX = 64 << 20
 _MAX_DIMENSIONS = 8
+_CODES = {"F4": 2}
+"""How many of safetensors' elements, which counts codes, are one of torch's, along the last dimension."""
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,150}\.safetensors")
 
 
@@ -89,7 +91,7 @@ def header_of(tensors: Sequence[Tensor], file: str) -> tuple[bytes, dict[str, Pl
     ordered = sorted(tensors, key=lambda tensor: (-DTYPES[tensor[1]].itemsize, tensor[0]))
     for name, dtype, shape in ordered:
         size = math.prod(shape) * DTYPES[dtype].itemsize
-        entries[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        entries[name] = {"dtype": dtype, "shape": _in_file(dtype, shape), "data_offsets": [end, end + size]}
         end += size
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
@@ -99,6 +101,12 @@ def header_of(tensors: Sequence[Tensor], file: str) -> tuple[bytes, dict[str, Pl
         places[name] = Place(file=file, at=begin, dtype=dtype, shape=shape)
         begin += places[name].size
     return _LENGTH.pack(len(header)) + header, places
+
+
+def _in_file(dtype: str, shape: tuple[int, ...]) -> list[int]:
+    """Return the shape that a header says."""
+    codes = _CODES.get(dtype, 1)
+    return [*shape[:-1], *(size * codes for size in shape[-1:])]
 
 
 def index_of(places: Mapping[str, Place]) -> bytes:
@@ -154,7 +162,9 @@ def _place(file: Path, name: str, entry: Mapping[str, object], begin: int, size:
     known = found.dtype in DTYPES and len(found.shape) <= _MAX_DIMENSIONS and min(found.shape, default=0) >= 0
     if not known:
         raise _refused(file, f"tensor {name[:80]!r} has dtype {found.dtype[:20]!r} and shape {found.shape}")
-    place = Place(file=file.name, at=begin + found.data_offsets[0], dtype=found.dtype, shape=found.shape)
+    codes = _CODES.get(found.dtype, 1)
+    shape = (*found.shape[:-1], *(size // codes for size in found.shape[-1:]))
+    place = Place(file=file.name, at=begin + found.data_offsets[0], dtype=found.dtype, shape=shape)
     start, end = found.data_offsets
     if not (0 <= start <= end <= size - begin and end - start == place.size):
         raise _refused(file, f"tensor {name[:80]!r} does not lie where its header says")
