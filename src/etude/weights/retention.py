@@ -259,10 +259,8 @@ async def _marked(store: ObjectStore, keys: ChainKeys, found: Survey, now: float
 
 
 async def _write_marks(store: ErasableStore, keys: ChainKeys, marks: Sequence[Mark]) -> None:
-    if marks:
-        await store.put(_marks_key(keys), msgspec.json.encode(Marks(marks=tuple(marks))))
-    else:
-        await store.delete(_marks_key(keys))
+    """Also when there are none left: the file tells who looks for what is gone that something was collected."""
+    await store.put(_marks_key(keys), msgspec.json.encode(Marks(marks=tuple(marks))))
 
 
 def _marks_key(keys: ChainKeys) -> str:

@@ -31,7 +31,7 @@ _OBJECT = re.compile(r"weights/[^/]+/objects/([0-9a-f]{64})")
 _CRASH_LEAVES = re.compile(r"checkpoints/\d+/[^/]+|weights/[^/]+/manifests/\d+-[0-9a-f]{16}\.json\.zst")
 """Written before the fact that claims them."""
 _GARBAGE_KEY = "weights/garbage.json"
-"""What `etude weights gc` is about to delete."""
+"""What `etude weights gc` is about to delete; there since its first collection."""
 _BEFORE_SEAL = re.compile(r"run\.toml|metrics\.jsonl|report\.html|(config|evals|policy|tasks)/.+")
 """Claimed by a stage's end or by the seal."""
 
@@ -215,8 +215,13 @@ def _manifest_missing(case: Case, key: str, w: int, n: int) -> str:
 
 
 def _page_missing(case: Case, key: str, w: int, n: int) -> str:
-    """A page is replaced with each version, until it is full; what leads nowhere any more goes a day later."""
-    if case.snapshot.head is not None and not case.facts.one("SELECT count(*) FROM paged WHERE key = ?", key):
+    """A page is replaced with each version until it is full; a collection removes what leads nowhere any more."""
+    facts, head = case.facts, case.snapshot.head
+    reached = facts.one("SELECT count(*) FROM paged WHERE key = ?", key)
+    collected_once = facts.one("SELECT count(*) FROM file WHERE key = ?", _GARBAGE_KEY)
+    opened = facts.one("SELECT min(version) FROM published WHERE lineage = ?", head.lineage) if head else None
+    # An older etude removed its list in the end, and left a floor that rose.
+    if head is not None and not reached and (collected_once or (opened is not None and head.floor > opened)):
         return "a page of routes that a newer one replaced, collected as garbage"
     return _manifest_missing(case, key, w, n)
 
