@@ -18,6 +18,7 @@ from etude.weights.loops import (
     place_ranks,
     rank_positions,
     read_fields,
+    read_lists,
     read_unary,
     sum_quotients,
     write_fields,
@@ -29,7 +30,7 @@ from etude.weights.ulp import Layout, Patterns
 
 _WORTH_COMPILING = 1 << 21
 """Elements from which on loading the compiler's work, or doing it, is paid back within a few versions."""
-_BYTES, _ROWS = "Array(uint8, 1, 'C', readonly=True)", "Array(uint8, 2, 'C', readonly=True)"
+_BYTES, _ROWS = "Array(uint8, 1, 'C', readonly=True)", "Array(int64, 2, 'C', readonly=True)"
 _WORDS, _INDICES = "Array(uint64, 1, 'C', readonly=True)", "Array(int64, 1, 'C', readonly=True)"
 _TILE, _OUT = "Array({element}, 1, 'C', readonly=True)", "{element}[::1]"
 _SIGNATURES: dict[Callable[..., Any], str] = {
@@ -38,7 +39,7 @@ _SIGNATURES: dict[Callable[..., Any], str] = {
     place_ranks: f"boolean({_TILE}, int64, int64, int64, {_INDICES}, {_INDICES}, int64[::1], int64[::1])",
     sum_quotients: f"int64({_INDICES}, int64)",
     write_unary: f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])",
-    read_unary: f"boolean({_BYTES}, {_ROWS}, int64, int64, int64[::1])",
+    read_lists: f"boolean({_BYTES}, {_ROWS}, int64, int64[::1])",
     write_units: f"void({_BYTES}, {_OUT})",
     add_floats: f"void({_OUT}, {_INDICES}, {_TILE}, int64)",
     write_fields: f"void({_WORDS}, int64, uint8[::1])",
@@ -93,11 +94,10 @@ class NumbaKernels(HostTiles):
         _loop(write_unary)(indices, k, unary, planes)
         return unary.tobytes() + planes.tobytes()
 
-    def read_rice(self, unary: Bytes, planes: Bytes, count: int, k: int, size: int) -> Indices | None:
+    def read_rice(self, data: Bytes, lists: Indices, size: int) -> Indices | None:
         """See `Kernels`."""
-        indices = np.empty(count, np.int64)
-        complete = _loop(read_unary)(unary, planes.reshape(k, (count + 7) // 8), k, size, indices)
-        return indices if complete else None
+        indices = np.empty(int(lists[:, 1].sum()), np.int64)
+        return indices if _loop(read_lists)(data, lists, size, indices) else None
 
     def unit_steps(self, signs: Bytes, count: int, layout: Layout) -> Patterns:
         """See `Kernels`."""
@@ -150,7 +150,7 @@ def _compile_parts() -> None:
 
     teach_lanes()
     # Those that others call first.
-    for part in (members_of, write_classes, write_planes, count_members, stretch_with):
+    for part in (members_of, write_classes, write_planes, count_members, stretch_with, read_unary):
         _let_call(overload, part)
 
 

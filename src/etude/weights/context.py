@@ -8,6 +8,7 @@ import struct
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from etude.errors import IntegrityError
 from etude.weights.bits import (
@@ -20,7 +21,7 @@ from etude.weights.bits import (
     split,
 )
 from etude.weights.kernels import Indices, Kernels, T
-from etude.weights.rice import read_gaps, write_gaps
+from etude.weights.rice import read_gap_lists, write_gaps
 from etude.weights.ulp import Layout, Patterns, magnitudes
 from etude.weights.values import SIGN_PARTS, TOKEN_PARTS, read_signs, read_tokens, write_signs, write_tokens
 
@@ -100,10 +101,10 @@ def _read_classes(
 ) -> tuple[list[Indices], dict[int, int], list[bool]]:
     """Return the ranks of every class, the bytes of those that are bitmaps, and which distances are tokens.
 
-    How many members a class has is not known yet, but all classes together have as many as the tile: what the ranks so
-    far need is no longer there for later ones. So memory is bounded by the tile's size.
+    How many members a class has is not known yet, but all classes together have as many as the tile. So memory is
+    bounded by the tile's size.
     """
-    ranks, bitmaps, as_tokens = list[Indices](), dict[int, int](), list[bool]()
+    ranks, bitmaps, as_tokens, gaps = dict[int, Indices](), dict[int, int](), list[bool](), dict[int, memoryview]()
     begin = 0
     for number, (mode, length) in enumerate(_CLASS_HEADER.iter_unpack(headers)):
         body = bodies[begin : begin + length]
@@ -112,17 +113,26 @@ def _read_classes(
         as_tokens.append(mode != _UNCHANGED and bool(mode & _TOKENS))
         if mode == _UNCHANGED:
             require(length == 0, "an unchanged class has a body")
-            ranks.append(np.zeros(0, np.int64))
-            continue
-        found, num_bytes = _read_ranks(mode & ~_TOKENS, body, size, kernels)
-        require(bool(found.size), "a class without changes is not marked as one")
-        size -= int(found[-1]) + 1
-        require(size >= 0, _TOO_FEW)
-        ranks.append(found)
-        if num_bytes:
-            bitmaps[number] = num_bytes
+            ranks[number] = np.zeros(0, np.int64)
+        elif mode & ~_TOKENS == _GAPS:
+            gaps[number] = body
+        else:
+            bitmap = _read_bitmap(mode & ~_TOKENS, body, size)
+            bitmaps[number], ranks[number] = bitmap.size, np.flatnonzero(np.unpackbits(bitmap))
+            size = _without(size, ranks[number])
     require(begin == len(bodies), "the bodies of the classes are longer than their header says")
-    return ranks, bitmaps, as_tokens
+    ranks.update(zip(gaps, read_gap_lists(list(gaps.values()), size, kernels), strict=True))
+    for number in gaps:
+        size = _without(size, ranks[number])
+    return [ranks[number] for number in range(len(as_tokens))], bitmaps, as_tokens
+
+
+def _without(size: int, ranks: Indices) -> int:
+    """Return how many members are left for other classes."""
+    require(bool(ranks.size), "a class without changes is not marked as one")
+    size -= int(ranks[-1]) + 1
+    require(size >= 0, _TOO_FEW)
+    return size
 
 
 def _top_exponent(tile: T, layout: Layout, kernels: Kernels[T]) -> int:
@@ -148,12 +158,9 @@ def _write_positions(ranks: Indices, members: int, kernels: Kernels[Any]) -> tup
     return min(candidates, key=lambda found: len(found[1]))
 
 
-def _read_ranks(mode: int, body: memoryview, most: int, kernels: Kernels[Any]) -> tuple[Indices, int]:
-    """Return ranks below `most`, or a little above in a bitmap, and the size of the bitmap, 0 when it is none."""
-    if mode == _GAPS:
-        return read_gaps(body, most, kernels), 0
+def _read_bitmap(mode: int, body: memoryview, most: int) -> NDArray[np.uint8]:
+    """Return a class's bitmap, of at most so many members."""
     require(mode in (_BITMAP, _COMPRESSED_BITMAP), f"mode {mode} of a class is unknown")
     num_bytes = frame_size(body) if mode == _COMPRESSED_BITMAP else len(body)
     require(num_bytes <= (most + 7) // 8, f"a bitmap of {num_bytes} bytes for at most {most} members")
-    bits = decompress(body, num_bytes) if mode == _COMPRESSED_BITMAP else body
-    return np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8))), num_bytes
+    return np.frombuffer(decompress(body, num_bytes) if mode == _COMPRESSED_BITMAP else body, np.uint8)

@@ -99,10 +99,12 @@ class Kernels(Protocol[T]):
         """Return the gaps' quotients in unary, `num_bits` in all, and then the k low bits as planes."""
         ...
 
-    def read_rice(
-        self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int, size: int
-    ) -> Indices | None:
-        """Return `count` indices; None unless there are as many ones and all indices are below `size`."""
+    def read_rice(self, data: NDArray[np.uint8], lists: Indices, size: int) -> Indices | None:
+        """Return the indices of many lists, one list after the other.
+
+        A row of `lists` has the bytes of the quotients, the number of gaps and k; planes follow their quotients in
+        `data`. None unless each list has as many ones and all its indices are below `size`.
+        """
         ...
 
     def unit_steps(self, signs: NDArray[np.uint8], count: int, layout: Layout) -> Patterns:
@@ -189,21 +191,27 @@ class NumpyKernels(HostTiles):
         planes = [np.packbits((gaps >> plane).astype(np.uint8) & 1) for plane in range(k)]
         return b"".join(part.tobytes() for part in (np.packbits(unary), *planes))
 
-    def read_rice(
-        self, unary: NDArray[np.uint8], planes: NDArray[np.uint8], count: int, k: int, size: int
-    ) -> Indices | None:
+    def read_rice(self, data: NDArray[np.uint8], lists: Indices, size: int) -> Indices | None:
         """See `Kernels`."""
-        ends = np.flatnonzero(np.unpackbits(unary))
-        if ends.size != count:
-            return None
-        gaps = np.diff(ends, prepend=-1) - 1
-        gaps <<= k
-        for plane, row in enumerate(planes.reshape(k, (count + 7) // 8)):
-            gaps |= np.unpackbits(row, count=count).astype(np.int64) << plane
-        if int(gaps.max()) >= size:  # first, so that the sum cannot overflow
-            return None
-        indices = np.cumsum(gaps + 1) - 1
-        return indices if int(indices[-1]) < size else None
+        found = [np.zeros(0, np.int64)]
+        begin = 0
+        for num_unary, count, k in lists.tolist():
+            ends = np.flatnonzero(np.unpackbits(data[begin : begin + num_unary]))
+            begin += num_unary
+            if ends.size != count:
+                return None
+            gaps = np.diff(ends, prepend=-1) - 1
+            gaps <<= k
+            for plane in range(k):
+                row = data[begin : begin + (count + 7) // 8]
+                begin += row.size
+                gaps |= np.unpackbits(row, count=count).astype(np.int64) << plane
+            if count and int(gaps.max()) >= size:  # first, so that the sum cannot overflow
+                return None
+            found.append(np.cumsum(gaps + 1) - 1)
+            if count and int(found[-1][-1]) >= size:
+                return None
+        return np.concatenate(found)
 
     def unit_steps(self, signs: NDArray[np.uint8], count: int, layout: Layout) -> Patterns:
         """See `Kernels`."""

@@ -152,8 +152,26 @@ def write_unary(indices: Indices, k: int, unary: Bytes, planes: Bytes) -> None:
             planes[plane, index >> 3] |= np.uint8(((gap >> plane) & 1) << (7 - (index & 7)))
 
 
+def read_lists(data: Bytes, lists: Indices, size: int, indices: Indices) -> bool:
+    """Write the indices of all lists; return whether each has as many ones, and all its indices are below `size`.
+
+    A row of `lists` has the bytes of the quotients, the number of gaps and k; planes follow their quotients.
+    """
+    begin = 0
+    first = 0
+    for row in range(lists.shape[0]):
+        num_unary, count, k = lists[row, 0], lists[row, 1], lists[row, 2]
+        planes = begin + num_unary
+        end = planes + k * ((count + 7) >> 3)
+        if not read_unary(data[begin:planes], data[planes:end], k, size, indices[first : first + count]):
+            return False
+        begin = end
+        first += count
+    return True
+
+
 def read_unary(unary: Bytes, planes: Bytes, k: int, size: int, indices: Indices) -> bool:
-    """Write the indices; return whether there are as many ones and all indices are below `size`."""
+    """Write the indices of one list; return whether there are as many ones and all indices are below `size`."""
     count = 0
     start = 0
     for at in range(unary.size):
@@ -167,9 +185,10 @@ def read_unary(unary: Bytes, planes: Bytes, k: int, size: int, indices: Indices)
             start = end + 1
     if count < indices.size:
         return False
+    row = (count + 7) >> 3
     for plane in range(k):
-        for at in range(planes.shape[1]):
-            byte = planes[plane, at]
+        for at in range(row):
+            byte = planes[plane * row + at]
             for place in range(min(8, count - at * 8)):
                 indices[at * 8 + place] |= ((np.int64(byte) >> (7 - place)) & 1) << plane
     next_index = 0
