@@ -14,6 +14,7 @@ from etude.weights.loops import (
     Bytes,
     Words,
     add_floats,
+    fetch_share,
     find_changes,
     place_ranks,
     rank_positions,
@@ -150,7 +151,7 @@ def _compile_parts() -> None:
 
     teach_lanes()
     # Those that others call first.
-    for part in (members_of, write_classes, write_planes, count_members, stretch_with, read_unary):
+    for part in (members_of, write_classes, write_planes, count_members, stretch_with, read_unary, fetch_share):
         _let_call(overload, part)
 
 

@@ -17,7 +17,16 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic, overload
 
-from etude.weights.lanes import LANES, at_most_lanes, bit_lanes, count_ones, differing_lanes, first_one, nth_one
+from etude.weights.lanes import (
+    LANES,
+    at_most_lanes,
+    bit_lanes,
+    count_ones,
+    differing_lanes,
+    fetch_early,
+    first_one,
+    nth_one,
+)
 
 
 @functools.cache
@@ -41,6 +50,11 @@ def teach_lanes() -> None:
         return types.uint64(old, new, types.int64), _write_differing
 
     @intrinsic
+    def fetch(_typing: Any, values: Any, begin: Any) -> Any:
+        del begin
+        return types.void(values, types.int64), _write_fetch
+
+    @intrinsic
     def ones(_typing: Any, bits: Any) -> Any:
         del bits
         return types.int64(types.uint64), lambda _context, builder, _signature, values: builder.ctpop(values[0])
@@ -59,6 +73,7 @@ def teach_lanes() -> None:
     overload(bit_lanes)(lambda values, begin, bit: lambda values, begin, bit: with_bit(values, begin, bit))  # pyright: ignore[reportCallIssue]
     overload(at_most_lanes)(lambda values, begin, most: lambda values, begin, most: at_most(values, begin, most))  # pyright: ignore[reportCallIssue]
     overload(differing_lanes)(lambda old, new, begin: lambda old, new, begin: differing(old, new, begin))  # pyright: ignore[reportCallIssue]
+    overload(fetch_early)(lambda values, begin: lambda values, begin: fetch(values, begin))  # pyright: ignore[reportCallIssue]
     overload(count_ones)(lambda bits: lambda bits: ones(bits))  # pyright: ignore[reportCallIssue]
     overload(first_one)(lambda bits: lambda bits: lowest(bits))  # pyright: ignore[reportCallIssue]
 
@@ -95,6 +110,18 @@ def _write_differing(context: Any, builder: Any, signature: Any, arguments: Any)
     begin = arguments[2]
     old, new = (_load(context, builder, signature.args[side], arguments[side], begin) for side in range(2))
     return builder.bitcast(builder.icmp_unsigned("!=", old, new), ir.IntType(LANES))
+
+
+def _write_fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Write what brings elements to the second-level cache, also where there are none."""
+    array, begin = arguments
+    place = builder.gep(context.make_array(signature.args[0])(context, builder, array).data, [begin])
+    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    called = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    read, near, data = (ir.Constant(number, value) for value in (0, 2, 1))
+    builder.call(called, [builder.bitcast(place, byte), read, near, data])
+    return context.get_dummy_value()
 
 
 def _filled(builder: Any, kind: Any, number: Any) -> Any:

@@ -22,6 +22,10 @@ def at_most_lanes(values: NDArray[np.uint16], begin: int, most: np.uint16) -> np
     return _bits(values[begin : begin + LANES] <= most)
 
 
+def fetch_early(values: Patterns, begin: int) -> None:
+    """Ask for the elements from `begin` to be fetched from memory; changes nothing."""
+
+
 def differing_lanes(old: Patterns, new: Patterns, begin: int) -> np.uint64:
     """Return a bit for each of the `LANES` elements from `begin`, the first one lowest: whether they differ."""
     return _bits(old[begin : begin + LANES] != new[begin : begin + LANES])

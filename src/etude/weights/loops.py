@@ -3,7 +3,7 @@
 import numpy as np
 
 from etude.weights.kernels import Indices
-from etude.weights.lanes import LANES, count_ones, differing_lanes, first_one, nth_one
+from etude.weights.lanes import LANES, count_ones, differing_lanes, fetch_early, first_one, nth_one
 from etude.weights.members import (
     BITS,
     BLOCK,
@@ -19,6 +19,9 @@ from etude.weights.members import (
     write_planes,
 )
 from etude.weights.ulp import Patterns
+
+_LINE = 32
+"""Elements of two bytes that memory hands over together."""
 
 _ONES_OF = np.zeros((256, 8), np.int64)
 """Where the ones of a byte are, from its highest bit down."""
@@ -56,6 +59,16 @@ def find_changes(old: Patterns, new: Patterns, positions: Indices, before: Patte
     return count
 
 
+def fetch_share(tile: Patterns, begin: int, number: int, count: int) -> None:
+    """Have one of `count` shares of the block that begins there fetched, while the one before it is worked on.
+
+    The processor foresees what a loop reads, but not what it reads after thousands of instructions that read nothing.
+    """
+    size = min(BLOCK, tile.size - begin)
+    for at in range(begin + size * number // count, begin + size * (number + 1) // count, _LINE):
+        fetch_early(tile, at)
+
+
 def rank_positions(
     tile: Patterns,
     shift: int,
@@ -75,6 +88,7 @@ def rank_positions(
         write_classes(tile[begin : begin + BLOCK], shift, mask, lowest, members.size - 1, classes)
         write_planes(classes, planes)
         for number in range(members.size):
+            fetch_share(tile, begin + BLOCK, number, members.size)
             count_members(planes, number, counts, before[number])
         while index < positions.size and positions[index] < begin + BLOCK:
             place = positions[index] - begin
@@ -113,6 +127,7 @@ def place_ranks(
         write_classes(tile[begin : begin + BLOCK], shift, mask, lowest, members.size - 1, classes)
         write_planes(classes, planes)
         for number in range(members.size):
+            fetch_share(tile, begin + BLOCK, number, members.size)
             here = count_members(planes, number, counts, before)
             index, end, earlier = indices[number], starts[number + 1], members[number]
             while index < end and ranks[index] - earlier < here:
