@@ -20,6 +20,8 @@ from etude.weights.members import (
 )
 from etude.weights.ulp import Patterns
 
+_AHEAD = 24
+"""Changes before its turn that an element is asked for: memory works on about as many at once."""
 _LINE = 32
 """Elements of two bytes that memory hands over together."""
 
@@ -231,7 +233,9 @@ def add_floats(tile: Patterns, positions: Indices, distances: Patterns, top: int
     """
     element = tile.dtype.type
     sign, one = element(1) << element(top), element(1)
+    last = positions.size - 1
     for index in range(positions.size):
+        fetch_early(tile, positions[min(index + _AHEAD, last)])
         old = tile[positions[index]]
         # All bits of a negative number are flipped, of others the sign alone; and back.
         key = element(element(old ^ element(sign | element(element(0) - (old >> element(top))))) + distances[index])
