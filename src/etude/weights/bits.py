@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from etude.errors import IntegrityError
 
 
-class _Compressor(threading.local):
-    """It costs more to make than a small part costs to compress, and must not be shared between threads.
+class _Zstd(threading.local):
+    """They cost more to make than a small part costs to compress, and must not be shared between threads.
 
     The smallest table for matches makes zstd little more than its entropy coder. On tokens, which repeat in frequency
     only, the chance matches of level 3 cost ten times the time and a fifth more bytes.
@@ -23,10 +23,11 @@ class _Compressor(threading.local):
         parameters = zstandard.ZstdCompressionParameters.from_level(  # pyright: ignore[reportUnknownMemberType]
             1, min_match=7, hash_log=6
         )
-        self.zstd = zstandard.ZstdCompressor(compression_params=parameters)
+        self.compressor = zstandard.ZstdCompressor(compression_params=parameters)
+        self.decompressor = zstandard.ZstdDecompressor()
 
 
-_COMPRESSOR = _Compressor()
+_ZSTD = _Zstd()
 
 
 def require(holds: bool, what: str) -> None:  # noqa: FBT001 - the condition is the point
@@ -49,7 +50,7 @@ def read_bit_string(data: memoryview, count: int) -> NDArray[np.uint8]:
 
 def compress(data: NDArray[Any]) -> bytes:
     """Return one zstd frame that says how much it holds."""
-    return _COMPRESSOR.zstd.compress(np.ascontiguousarray(data).data)
+    return _ZSTD.compressor.compress(np.ascontiguousarray(data).data)
 
 
 def frame_size(frame: memoryview) -> int:
@@ -68,7 +69,7 @@ def decompress(frame: memoryview, num_bytes: int) -> bytes:
     claimed = frame_size(frame)
     require(claimed == num_bytes, f"a compressed part claims {claimed} bytes instead of {num_bytes}")
     try:
-        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        return _ZSTD.decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         msg = f"a compressed part of {num_bytes} bytes is damaged ({error})"
         raise IntegrityError(msg) from error

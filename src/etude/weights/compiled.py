@@ -38,7 +38,7 @@ _SIGNATURES: dict[Callable[..., Any], str] = {
     find_changes: f"int64({_TILE}, {_TILE}, int64[::1], {_OUT}, {_OUT})",
     rank_positions: f"void({_TILE}, int64, int64, int64, {_INDICES}, uint8[::1], int64[::1], int64[::1])",
     place_ranks: f"boolean({_TILE}, int64, int64, int64, {_INDICES}, {_INDICES}, int64[::1], int64[::1])",
-    sum_quotients: f"int64({_INDICES}, int64)",
+    sum_quotients: f"void({_INDICES}, int64, int64[::1])",
     write_unary: f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])",
     read_lists: f"boolean({_BYTES}, {_ROWS}, int64, int64[::1])",
     write_units: f"void({_BYTES}, {_OUT})",
@@ -84,9 +84,11 @@ class NumbaKernels(HostTiles):
         complete = loop(tile, layout.mantissa_bits, mask, lowest, starts, np.concatenate(ranks), positions, members)
         return (positions, members) if complete else None
 
-    def quotients(self, indices: Indices, k: int) -> int:
+    def quotients(self, indices: Indices, ks: range) -> list[int]:
         """See `Kernels`."""
-        return int(_loop(sum_quotients)(indices, k))
+        sums = np.zeros(len(ks), np.int64)
+        _loop(sum_quotients)(indices, ks[0], sums)
+        return sums.tolist()
 
     def write_rice(self, indices: Indices, k: int, num_bits: int) -> bytes:
         """See `Kernels`."""

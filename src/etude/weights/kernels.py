@@ -91,8 +91,8 @@ class Kernels(Protocol[T]):
         """
         ...
 
-    def quotients(self, indices: Indices, k: int) -> int:
-        """Return the sum of the gaps between ascending indices, each without its k low bits."""
+    def quotients(self, indices: Indices, ks: range) -> list[int]:
+        """Return for every k the sum of the gaps between ascending indices, each without its k low bits."""
         ...
 
     def write_rice(self, indices: Indices, k: int, num_bits: int) -> bytes:
@@ -179,9 +179,10 @@ class NumpyKernels(HostTiles):
         found = [np.flatnonzero(classes == which)[wanted] for which, wanted in enumerate(ranks) if wanted.size]
         return np.concatenate([np.zeros(0, np.int64), *found]), members
 
-    def quotients(self, indices: Indices, k: int) -> int:
+    def quotients(self, indices: Indices, ks: range) -> list[int]:
         """See `Kernels`."""
-        return int((_gaps(indices) >> k).sum())
+        gaps = _gaps(indices)
+        return [int((gaps >> k).sum()) for k in ks]
 
     def write_rice(self, indices: Indices, k: int, num_bits: int) -> bytes:
         """See `Kernels`."""

@@ -147,12 +147,14 @@ def place_ranks(
     return bool((indices == starts[1:]).all())
 
 
-def sum_quotients(indices: Indices, k: int) -> int:
-    """Return the sum of the gaps between indices, each without its k low bits."""
-    total = indices[0] >> k
-    for index in range(1, indices.size):
-        total += (indices[index] - indices[index - 1] - 1) >> k
-    return total
+def sum_quotients(indices: Indices, first: int, sums: Indices) -> None:
+    """Add up the gaps between indices, each without its k low bits, for every k from `first`."""
+    next_index = 0
+    for index in range(indices.size):
+        gap = (indices[index] - next_index) >> first
+        next_index = indices[index] + 1
+        for which in range(sums.size):
+            sums[which] += gap >> which
 
 
 def write_unary(indices: Indices, k: int, unary: Bytes, planes: Bytes) -> None:

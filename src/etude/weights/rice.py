@@ -24,7 +24,8 @@ def write_gaps(indices: Indices, kernels: Kernels[Any]) -> bytes:
     mean = (int(indices[-1]) + 1 - count) / count
     guess = max(0, math.floor(math.log2(0.6931 * (mean + 1)) + 0.5)) if mean else 0
     # The best for gaps of a geometric distribution, or a neighbour that needs fewer bits for these.
-    quotients = {k: kernels.quotients(indices, k) for k in (max(0, guess - 1), guess, guess + 1)}
+    ks = range(max(0, guess - 1), guess + 2)
+    quotients = dict(zip(ks, kernels.quotients(indices, ks), strict=True))
     k = min(quotients, key=lambda k: count * (1 + k) + quotients[k])
     num_bits = count + quotients[k]
     return _HEADER.pack(k + 1, count, num_bits) + kernels.write_rice(indices, k, num_bits)
