@@ -158,17 +158,25 @@ def sum_quotients(indices: Indices, first: int, sums: Indices) -> None:
 
 
 def write_unary(indices: Indices, k: int, unary: Bytes, planes: Bytes) -> None:
-    """Set the ones of zeroed bit strings; `planes` has one row for each of the k low bits."""
+    """Set the ones of a zeroed bit string, and write a row of `planes` for each of the k low bits."""
     at = 0
     next_index = 0
+    gaps = np.zeros(8 * planes.shape[1], np.uint32)
     for index in range(indices.size):
         gap = indices[index] - next_index
         next_index = indices[index] + 1
+        gaps[index] = gap
         at += gap >> k
         unary[at >> 3] |= np.uint8(0x80 >> (at & 7))
         at += 1
-        for plane in range(k):
-            planes[plane, index >> 3] |= np.uint8(((gap >> plane) & 1) << (7 - (index & 7)))
+    # Eight at a time, which compiles to wide instructions.
+    for plane in range(k):
+        for byte in range(planes.shape[1]):
+            bits = np.uint32(0)
+            for place in range(8):
+                bit = (gaps[byte * 8 + place] >> np.uint32(plane)) & np.uint32(1)
+                bits |= bit << np.uint32(7 - place)
+            planes[plane, byte] = np.uint8(bits)
 
 
 def read_lists(data: Bytes, lists: Indices, size: int, indices: Indices) -> bool:
