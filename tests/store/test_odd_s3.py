@@ -93,6 +93,13 @@ async def test_no_run_begins_in_a_store_that_ignores_conditions(store, odd):
     assert odd.objects == {}
 
 
+async def test_no_run_begins_in_a_store_that_creates_once_but_swaps_whatever_is_there(store, odd):
+    odd.matches = lambda asked, tag: True
+    with pytest.raises(StoreError, match="ignores conditions"):
+        await open_run_id(store)
+    assert odd.objects == {}
+
+
 async def test_no_run_begins_in_a_store_that_refuses_every_swap(store, odd):
     odd.tag = lambda data: 'W/"weak"'
     odd.matches = lambda asked, tag: False

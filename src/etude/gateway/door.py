@@ -135,7 +135,9 @@ class Door:
             raise refusals.malformed("the request's body is broken off") from error
         finally:
             self.visitors.buffer(owner, -len(body))
-        return unpacked(bytes(body), request.headers.get("Content-Encoding", ""), limit)
+        coding = request.headers.get("Content-Encoding", "")
+        # Beside the loop: a few bytes may become as many as a body can have.
+        return await asyncio.to_thread(unpacked, bytes(body), coding, limit) if coding else bytes(body)
 
     async def _send(self, request: web.BaseRequest, response: web.StreamResponse, reply: Reply) -> None:
         try:

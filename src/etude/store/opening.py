@@ -1,5 +1,6 @@
 """From a URL to a store."""
 
+import asyncio
 import os
 import secrets
 from contextlib import suppress
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 CLOUD_SCHEMES = ("s3", "gs", "az")
 _RETRIES: "RetryConfig" = {"max_retries": 6, "retry_timeout": timedelta(seconds=60)}
 _PROBES = 10
-"""Swaps that a store may refuse without a reason."""
+"""Times that a store may refuse all swaps without a reason."""
+_RIVALS = 4
 
 
 def open_store(url: str) -> Bucket:
@@ -95,16 +97,15 @@ async def probe_conditional_writes(store: ErasableStore) -> None:
     key = f"probes/{secrets.token_hex(8)}"
     await store.put(key, b"probe")
     try:
-        refuses_swap = not await store.compare_and_swap(key, b"wrong", expected=b"not what is there")
         refuses_create = await _refuses_create(store, key)
-        swaps = await _swaps(store, key)
+        winners = await _winners(store, key)
     finally:
         with suppress(StoreError):  # of who may write, but not delete: some bytes stay
             await store.delete(key)
-    if not (refuses_swap and refuses_create):
+    if not refuses_create or winners > 1:
         msg = f"the store ignores conditions of writes (tried on {key!r}), so two trainers could both win; use another"
         raise StoreError(msg)
-    if not swaps:
+    if not winners:
         msg = (
             f"the store refuses every conditional write (tried on {key!r}), so nothing could be published; see whether "
             f"a proxy changes its ETags, or use another store"
@@ -120,8 +121,10 @@ async def _refuses_create(store: ErasableStore, key: str) -> bool:
     return False
 
 
-async def _swaps(store: ErasableStore, key: str) -> bool:
+async def _winners(store: ErasableStore, key: str) -> int:
+    """Return how many of several writers at the same time replace the same bytes; of a store that works, one does."""
     for _ in range(_PROBES):
-        if await store.compare_and_swap(key, b"swapped", expected=b"probe"):
-            return True
-    return False
+        swaps = (store.compare_and_swap(key, f"rival {n}".encode(), expected=b"probe") for n in range(_RIVALS))
+        if winners := sum(await asyncio.gather(*swaps)):
+            return winners
+    return 0
