@@ -273,7 +273,7 @@ class Session:
         if isinstance(prompt, LongPrompt):
             return prompt
         place, added = prompt
-        prompt_ids = (*self._tree.sequence(place.parent), *added)
+        prompt_ids = tuple(self._tree.sequence(place.parent) + list(added))
         room = self._context_length - len(prompt_ids)
         if room <= 0:
             raise self._overflow(len(prompt_ids))

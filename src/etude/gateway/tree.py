@@ -4,8 +4,7 @@ Calls have numbers in the order in which they were answered. A parent can have t
 same time may be answered in any order, and a call's place is known for good only when all others are.
 """
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -106,14 +105,18 @@ class SessionTree:
         """Return how many tokens lead from the root to the last drawn token of a node; 0 for None."""
         return 0 if node_id is None else self._facts[node_id].length
 
-    def sequence(self, node_id: int | None) -> Iterator[int]:
+    def sequence(self, node_id: int | None) -> list[int]:
         """Return those tokens."""
         pieces: list[Sequence[int]] = []
         while node_id is not None:
             node = self._nodes[node_id]
             pieces += [node.completion.token_ids, node.prompt_ids]
             node_id = node.parent
-        return chain.from_iterable(reversed(pieces))
+        # Piece by piece: that copies a long conversation several times as fast as taking one token after the other.
+        tokens: list[int] = []
+        for piece in reversed(pieces):
+            tokens += piece
+        return tokens
 
     def place(self, conversation: Conversation, hints: Hints = _NONE) -> Place:
         """Find where a request hangs.
