@@ -61,8 +61,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parent: VersionName | None = None
     """What the head named before; None for the first version of a run."""
     source: str = ""
-    """Digest of the version that this is a view of, as who derived it says: `etude weights verify --view` makes it again
-    and compares. Empty for the policy as it is trained."""
+    """Digest of the version that this is a view of, as who derived it says; empty for the policy as it is trained.
+
+    `etude weights verify --view` makes the view again and compares.
+    """
     tensors: tuple[TensorEntry, ...]
     pieces: tuple[Piece, ...]
     format: int = 2

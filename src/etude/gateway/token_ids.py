@@ -1,6 +1,6 @@
 """Token ids that are kept: one number object for all places in which a token occurs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _LARGEST = 1 << 20
 _KNOWN: dict[int, int] = {}
@@ -15,3 +15,11 @@ def shared(token_ids: Sequence[int]) -> tuple[int, ...]:
     if token_ids and max(token_ids) >= _LARGEST:
         return tuple(token_ids)
     return tuple(map(_KNOWN.setdefault, token_ids, token_ids))
+
+
+def joined(pieces: Iterable[Sequence[int]]) -> list[int]:
+    """Return the ids of all pieces; copies a long conversation several times as fast as taking id by id."""
+    ids: list[int] = []
+    for piece in pieces:
+        ids += piece
+    return ids
