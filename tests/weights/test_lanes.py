@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.weights.lanes import LANES, at_most_lanes, bit_lanes, count_ones, differing_lanes, first_one, nth_one
+from etude.weights.lanes import (
+    LANES,
+    add_up_lanes,
+    at_most_lanes,
+    class_lanes,
+    count_ones,
+    differing_lanes,
+    first_one,
+    nth_one,
+)
+from etude.weights.ulp import LAYOUTS
 
 numba = pytest.importorskip("numba", reason="the extra `numba` is not installed")
 words = st.integers(1, 2**64 - 1).map(np.uint64)
@@ -28,16 +38,41 @@ def compiled():
         return numba.njit(scope["outer"])
 
     plain = numba.njit(inspect.unwrap(nth_one))
-    lanes = (bit_lanes, at_most_lanes, differing_lanes, count_ones, first_one, nth_one)
+    lanes = (class_lanes, add_up_lanes, at_most_lanes, differing_lanes, count_ones, first_one, nth_one)
     return {function: call(function) for function in lanes} | {"plain": plain}
 
 
-@given(st.binary(min_size=3 * LANES, max_size=3 * LANES), st.integers(0, 2 * LANES), st.integers(0, 7))
-def test_bytes_with_a_bit_have_their_bits_set(compiled, data, begin, place):
-    values, bit = np.frombuffer(data, np.uint8), np.uint8(1 << place)
-    expected = sum((int(values[begin + lane]) >> place & 1) << lane for lane in range(LANES))
-    assert compiled[bit_lanes](values, begin, bit) == expected
-    assert bit_lanes(values, begin, bit) == expected
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2"])
+@given(st.data())
+def test_bits_of_classes_are_those_of_exponents_between_the_first_and_the_last(compiled, dtype, data):
+    layout = LAYOUTS[dtype]
+    values = np.frombuffer(
+        data.draw(st.binary(min_size=192 * layout.width, max_size=192 * layout.width)), layout.unsigned
+    )
+    begin = data.draw(st.integers(0, 2 * LANES))
+    lowest = data.draw(st.integers(-13, (1 << layout.exponent_bits) - 14))
+    highest = data.draw(st.integers(max(-lowest, 0), 13))
+    place, element, raised = layout.mantissa_bits + 1, values.dtype.type, max(-lowest, 0)
+    numbers = [max(lowest, 0) << place, highest - raised << place, raised << place]
+    lower, most, up = map(element, numbers)
+    arguments = values, begin, lower, most, up, np.uint8(1 << place % 8)
+    classes = [
+        min(max((int(value) >> layout.mantissa_bits) % (1 << layout.exponent_bits) - lowest, raised), highest)
+        for value in values[begin : begin + LANES]
+    ]
+    expected = tuple(sum((number >> bit & 1) << lane for lane, number in enumerate(classes)) for bit in range(4))
+    assert class_lanes(*arguments) == expected
+    assert compiled[class_lanes](*arguments) == expected
+
+
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=192, max_size=192), st.integers(0, 2 * LANES), st.integers(0, 99))
+def test_numbers_are_added_up_where_they_stand(compiled, numbers, begin, first):
+    sums = [first, *numbers[begin : begin + LANES]]
+    expected = [*numbers[:begin], *(sum(sums[: end + 1]) % 2**16 for end in range(LANES)), *numbers[begin + LANES :]]
+    for function in (compiled[add_up_lanes], add_up_lanes):
+        values = np.array(numbers, np.uint16)
+        assert function(values, begin, np.uint16(first)) == sum(sums) % 2**16
+        assert values.tolist() == expected
 
 
 @given(st.binary(min_size=6 * LANES, max_size=6 * LANES), st.integers(0, 2 * LANES), st.integers(0, 2**16 - 1))

@@ -26,7 +26,16 @@ from etude.weights.loops import (
     write_unary,
     write_units,
 )
-from etude.weights.members import count_members, members_of, stretch_with, write_classes, write_planes
+from etude.weights.members import (
+    add_up,
+    class_at,
+    count_four,
+    count_members,
+    members_of,
+    members_of_four,
+    stretch_with,
+    write_planes,
+)
 from etude.weights.ulp import Layout, Patterns
 
 _WORTH_COMPILING = 1 << 21
@@ -36,8 +45,8 @@ _WORDS, _INDICES = "Array(uint64, 1, 'C', readonly=True)", "Array(int64, 1, 'C',
 _TILE, _OUT = "Array({element}, 1, 'C', readonly=True)", "{element}[::1]"
 _SIGNATURES: dict[Callable[..., Any], str] = {
     find_changes: f"int64({_TILE}, {_TILE}, int64[::1], {_OUT}, {_OUT})",
-    rank_positions: f"void({_TILE}, int64, int64, int64, {_INDICES}, uint8[::1], int64[::1], int64[::1])",
-    place_ranks: f"boolean({_TILE}, int64, int64, int64, {_INDICES}, {_INDICES}, int64[::1], int64[::1])",
+    rank_positions: f"void({_TILE}, int64, int64, {_INDICES}, uint8[::1], int64[::1], int64[::1])",
+    place_ranks: f"boolean({_TILE}, int64, int64, {_INDICES}, {_INDICES}, int64[::1], int64[::1])",
     sum_quotients: f"void({_INDICES}, int64, int64[::1])",
     write_unary: f"void({_INDICES}, int64, uint8[::1], uint8[:, ::1])",
     read_lists: f"boolean({_BYTES}, {_ROWS}, int64, int64[::1])",
@@ -68,9 +77,8 @@ class NumbaKernels(HostTiles):
         """See `Kernels`."""
         numbers, ranks = np.empty(positions.size, np.uint8), np.empty(positions.size, np.int64)
         members = np.empty(count, np.int64)
-        mask = (1 << layout.exponent_bits) - 1
         loop = _loop(rank_positions, tile.dtype.name)
-        loop(tile, layout.mantissa_bits, mask, lowest, positions, numbers, ranks, members)
+        loop(tile, layout.mantissa_bits, lowest, positions, numbers, ranks, members)
         return numbers, ranks, members
 
     def positions(
@@ -79,9 +87,8 @@ class NumbaKernels(HostTiles):
         """See `Kernels`."""
         starts = np.cumsum([0, *map(len, ranks)], dtype=np.int64)
         positions, members = np.empty(starts[-1], np.int64), np.empty(len(ranks), np.int64)
-        mask = (1 << layout.exponent_bits) - 1
         loop = _loop(place_ranks, tile.dtype.name)
-        complete = loop(tile, layout.mantissa_bits, mask, lowest, starts, np.concatenate(ranks), positions, members)
+        complete = loop(tile, layout.mantissa_bits, lowest, starts, np.concatenate(ranks), positions, members)
         return (positions, members) if complete else None
 
     def quotients(self, indices: Indices, ks: range) -> list[int]:
@@ -153,7 +160,18 @@ def _compile_parts() -> None:
 
     teach_lanes()
     # Those that others call first.
-    for part in (members_of, write_classes, write_planes, count_members, stretch_with, read_unary, fetch_share):
+    for part in (
+        members_of,
+        members_of_four,
+        class_at,
+        add_up,
+        write_planes,
+        count_four,
+        count_members,
+        stretch_with,
+        read_unary,
+        fetch_share,
+    ):
         _let_call(overload, part)
 
 

@@ -19,8 +19,9 @@ from numba.extending import intrinsic, overload
 
 from etude.weights.lanes import (
     LANES,
+    add_up_lanes,
     at_most_lanes,
-    bit_lanes,
+    class_lanes,
     count_ones,
     differing_lanes,
     fetch_early,
@@ -35,9 +36,15 @@ def teach_lanes() -> None:
     no_zero, one = ir.Constant(ir.IntType(1), 1), np.uint64(1)
 
     @intrinsic
-    def with_bit(_typing: Any, values: Any, begin: Any, bit: Any) -> Any:
-        del begin, bit
-        return types.uint64(values, types.int64, types.uint8), _write_with_bit
+    def classes(_typing: Any, values: Any, begin: Any, lower: Any, most: Any, raised: Any, bit: Any) -> Any:
+        del begin, lower, most, raised, bit
+        element, found = values.dtype, types.UniTuple(types.uint64, 4)
+        return found(values, types.int64, element, element, element, types.uint8), _write_classes
+
+    @intrinsic
+    def add_up(_typing: Any, values: Any, begin: Any, first: Any) -> Any:
+        del begin, first
+        return types.uint16(values, types.int64, types.uint16), _write_add_up
 
     @intrinsic
     def at_most(_typing: Any, values: Any, begin: Any, most: Any) -> Any:
@@ -70,7 +77,12 @@ def teach_lanes() -> None:
         return types.uint64(types.uint64, types.uint64), _write_deposit
 
     # Numba compares the names of parameters.
-    overload(bit_lanes)(lambda values, begin, bit: lambda values, begin, bit: with_bit(values, begin, bit))  # pyright: ignore[reportCallIssue]
+    overload(class_lanes)(
+        lambda values, begin, lower, most, raised, bit: (
+            lambda values, begin, lower, most, raised, bit: classes(values, begin, lower, most, raised, bit)  # pyright: ignore[reportCallIssue]
+        )
+    )
+    overload(add_up_lanes)(lambda values, begin, first: lambda values, begin, first: add_up(values, begin, first))  # pyright: ignore[reportCallIssue]
     overload(at_most_lanes)(lambda values, begin, most: lambda values, begin, most: at_most(values, begin, most))  # pyright: ignore[reportCallIssue]
     overload(differing_lanes)(lambda old, new, begin: lambda old, new, begin: differing(old, new, begin))  # pyright: ignore[reportCallIssue]
     overload(fetch_early)(lambda values, begin: lambda values, begin: fetch(values, begin))  # pyright: ignore[reportCallIssue]
@@ -93,11 +105,41 @@ def _write_deposit(_context: Any, builder: Any, _signature: Any, arguments: Any)
     return builder.call(called, arguments)
 
 
-def _write_with_bit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    values, begin, bit = arguments
+def _write_classes(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    values, begin, lower, most, raised, bit = arguments
     found = _load(context, builder, signature.args[0], values, begin)
-    kept = builder.and_(found, _filled(builder, found.type, bit))
-    return builder.bitcast(builder.icmp_unsigned("!=", kept, ir.Constant(found.type, None)), ir.IntType(LANES))
+    lower, most, raised = (_filled(builder, found.type, number) for number in (lower, most, raised))
+    found = builder.add(found, found)
+    found = builder.sub(builder.select(builder.icmp_unsigned(">", found, lower), found, lower), lower)
+    found = builder.add(builder.select(builder.icmp_unsigned("<", found, most), found, most), raised)
+    width = signature.args[0].dtype.bitwidth // 8
+    every = builder.bitcast(found, ir.VectorType(ir.IntType(8), LANES * width))
+    highest = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [lane * width + width - 1 for lane in range(LANES)])
+    high = builder.shuffle_vector(every, ir.Constant(every.type, ir.Undefined), highest)
+    words = []
+    for place in range(4):
+        chosen = builder.and_(high, _filled(builder, high.type, builder.shl(bit, ir.Constant(bit.type, place))))
+        words.append(
+            builder.bitcast(builder.icmp_unsigned("!=", chosen, ir.Constant(high.type, None)), ir.IntType(LANES))
+        )
+    return context.make_tuple(builder, signature.return_type, words)
+
+
+def _write_add_up(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    values, begin, first = arguments
+    kind = ir.VectorType(ir.IntType(32), LANES)
+    found = _load(context, builder, signature.args[0], values, begin)
+    nothing = ir.Constant(found.type, None)
+    step = 1
+    while step < LANES:
+        moved = ir.Constant(kind, [LANES - step + lane for lane in range(LANES)])
+        found = builder.add(found, builder.shuffle_vector(nothing, found, moved))
+        step *= 2
+    last = ir.Constant(ir.IntType(32), LANES - 1)
+    total = builder.add(builder.extract_element(found, last), first)
+    before = builder.shuffle_vector(nothing, found, ir.Constant(kind, [LANES - 1 + lane for lane in range(LANES)]))
+    _store(context, builder, signature.args[0], values, begin, builder.add(before, _filled(builder, found.type, first)))
+    return total
 
 
 def _write_at_most(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -138,3 +180,8 @@ def _load(context: Any, builder: Any, kind: Any, array: Any, begin: Any) -> Any:
     loaded = builder.load(builder.bitcast(first, lanes.as_pointer()))
     loaded.align = 1
     return loaded
+
+
+def _store(context: Any, builder: Any, kind: Any, array: Any, begin: Any, lanes: Any) -> None:
+    first = builder.gep(context.make_array(kind)(context, builder, array).data, [begin])
+    builder.store(lanes, builder.bitcast(first, lanes.type.as_pointer())).align = 1

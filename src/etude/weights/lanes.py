@@ -3,18 +3,41 @@
 These functions say what is meant. Where they are compiled, `instructions` puts in their place what does it.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from etude.weights.ulp import Patterns
 
+Element = np.unsignedinteger[Any]
+"""One of `Patterns`."""
+
 LANES = 64
 """Elements that are looked at together: a bit of a word for each."""
 
 
-def bit_lanes(values: NDArray[np.uint8], begin: int, bit: np.uint8) -> np.uint64:
-    """Return a bit for each of the `LANES` bytes from `begin`, the first one lowest: whether it has the bit set."""
-    return _bits((values[begin : begin + LANES] & bit) != 0)
+def class_lanes(
+    values: Patterns, begin: int, lower: Element, most: Element, raised: Element, bit: np.uint8
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """Return a bit for each of the `LANES` elements from `begin`, four times: the lowest to highest bit of its class.
+
+    The class is the exponent less `lower`, not below 0 nor above `most`, plus `raised`: three numbers shifted to where
+    exponents are once the sign is shifted out. `bit` is the lowest one of a class in an element's highest byte.
+    """
+    found = values[begin : begin + LANES] << values.dtype.type(1)
+    found = np.minimum(np.maximum(found, lower) - lower, most) + raised
+    high = (found >> values.dtype.type(8 * values.itemsize - 8)).astype(np.uint8)
+    first, second, third, fourth = (_bits((high & (bit << place)) != 0) for place in range(4))
+    return first, second, third, fourth
+
+
+def add_up_lanes(values: NDArray[np.uint16], begin: int, first: np.uint16) -> np.uint16:
+    """Replace each of the `LANES` numbers from `begin` by `first` and all before it; return the sum of all."""
+    sums = first + np.cumsum(values[begin : begin + LANES], dtype=np.uint16)
+    values[begin + 1 : begin + LANES] = sums[:-1]
+    values[begin] = first
+    return sums[-1]
 
 
 def at_most_lanes(values: NDArray[np.uint16], begin: int, most: np.uint16) -> np.uint64:

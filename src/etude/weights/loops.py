@@ -8,14 +8,16 @@ from etude.weights.members import (
     BITS,
     BLOCK,
     HALVES,
+    NUMBERS,
     STRETCH,
     STRETCHES,
     Bytes,
     Words,
+    add_up,
+    class_at,
     count_members,
     members_of,
     stretch_with,
-    write_classes,
     write_planes,
 )
 from etude.weights.ulp import Patterns
@@ -74,7 +76,6 @@ def fetch_share(tile: Patterns, begin: int, number: int, count: int) -> None:
 def rank_positions(
     tile: Patterns,
     shift: int,
-    mask: int,
     lowest: int,
     positions: Indices,
     numbers: Bytes,
@@ -82,35 +83,33 @@ def rank_positions(
     members: Indices,
 ) -> None:
     """Write class and rank within it of every position, and how many members each class has."""
-    classes, planes = np.empty(BLOCK, np.uint8), np.empty(BITS * HALVES * STRETCHES, np.uint64)
-    counts, before = np.empty(STRETCHES, np.uint64), np.empty((members.size, STRETCHES + 1), np.uint16)
+    planes, counts = np.empty(BITS * HALVES * STRETCHES, np.uint64), np.empty(NUMBERS * STRETCHES, np.uint16)
+    here = np.empty(members.size, np.int64)
     members[:] = 0
     index = 0
     for begin in range(0, tile.size, BLOCK):
-        write_classes(tile[begin : begin + BLOCK], shift, mask, lowest, members.size - 1, classes)
-        write_planes(classes, planes)
+        write_planes(tile, begin, shift, lowest, members.size - 1, planes)
+        count_members(planes, counts)
         for number in range(members.size):
             fetch_share(tile, begin + BLOCK, number, members.size)
-            count_members(planes, number, counts, before[number])
+            here[number] = add_up(counts, number)
         while index < positions.size and positions[index] < begin + BLOCK:
             place = positions[index] - begin
-            number = int(classes[place])
             stretch, half, lane = place // STRETCH, place % STRETCH // LANES, place % LANES
+            number = class_at(planes, half, stretch, lane)
             earlier = (np.uint64(1) << np.uint64(lane)) - np.uint64(1)
-            rank = members[number] + int(before[number, stretch])
+            rank = members[number] + int(counts[number * STRETCHES + stretch])
             # By multiplying instead of a branch, which nobody could foresee.
             rank += half * count_ones(members_of(planes, number, 0, stretch))
-            numbers[index] = classes[place]
+            numbers[index] = number
             ranks[index] = rank + count_ones(members_of(planes, number, half, stretch) & earlier)
             index += 1
-        for number in range(members.size):
-            members[number] += before[number, STRETCHES]
+        members += here
 
 
 def place_ranks(
     tile: Patterns,
     shift: int,
-    mask: int,
     lowest: int,
     starts: Indices,
     ranks: Indices,
@@ -121,21 +120,20 @@ def place_ranks(
 
     The ranks of class c, ascending, are those from `starts[c]` to `starts[c + 1]`.
     """
-    classes, planes = np.empty(BLOCK, np.uint8), np.empty(BITS * HALVES * STRETCHES, np.uint64)
-    counts, before = np.empty(STRETCHES, np.uint64), np.empty(STRETCHES + 1, np.uint16)
+    planes, counts = np.empty(BITS * HALVES * STRETCHES, np.uint64), np.empty(NUMBERS * STRETCHES, np.uint16)
     indices = starts[:-1].copy()
     members[:] = 0
     for begin in range(0, tile.size, BLOCK):
-        write_classes(tile[begin : begin + BLOCK], shift, mask, lowest, members.size - 1, classes)
-        write_planes(classes, planes)
+        write_planes(tile, begin, shift, lowest, members.size - 1, planes)
+        count_members(planes, counts)
         for number in range(members.size):
             fetch_share(tile, begin + BLOCK, number, members.size)
-            here = count_members(planes, number, counts, before)
+            here = add_up(counts, number)
             index, end, earlier = indices[number], starts[number + 1], members[number]
             while index < end and ranks[index] - earlier < here:
                 rank = ranks[index] - earlier
-                stretch = stretch_with(before, rank)
-                rank -= int(before[stretch])
+                stretch = stretch_with(counts, number, rank)
+                rank -= int(counts[number * STRETCHES + stretch])
                 # By multiplying instead of a branch, which nobody could foresee.
                 in_first = count_ones(members_of(planes, number, 0, stretch))
                 half = int(rank >= in_first)
