@@ -13,6 +13,7 @@ from etude.weights.lanes import (
     LANES,
     add_up_lanes,
     at_most_lanes,
+    bits_from,
     class_lanes,
     count_ones,
     differing_lanes,
@@ -38,7 +39,7 @@ def compiled():
         return numba.njit(scope["outer"])
 
     plain = numba.njit(inspect.unwrap(nth_one))
-    lanes = (class_lanes, add_up_lanes, at_most_lanes, differing_lanes, count_ones, first_one, nth_one)
+    lanes = (class_lanes, add_up_lanes, at_most_lanes, bits_from, differing_lanes, count_ones, first_one, nth_one)
     return {function: call(function) for function in lanes} | {"plain": plain}
 
 
@@ -92,6 +93,14 @@ def test_elements_that_differ_have_their_bits_set(compiled, kind, changed, begin
     expected = sum((begin + lane in changed) << lane for lane in range(LANES))
     assert compiled[differing_lanes](old, new, begin) == expected
     assert differing_lanes(old, new, begin) == expected
+
+
+@given(st.binary(min_size=16, max_size=16), st.integers(0, 8))
+def test_bits_of_bytes_are_in_the_order_in_which_they_are_written(compiled, data, begin):
+    bits = np.unpackbits(np.frombuffer(data, np.uint8))[8 * begin : 8 * begin + 64]
+    expected = sum(int(bit) << place for place, bit in enumerate(bits))
+    assert compiled[bits_from](np.frombuffer(data, np.uint8), begin) == expected
+    assert bits_from(np.frombuffer(data, np.uint8), begin) == expected
 
 
 @given(words, st.data())

@@ -20,6 +20,7 @@ from etude.weights.loops import (
     rank_positions,
     read_fields,
     read_lists,
+    read_planes,
     read_unary,
     sum_quotients,
     write_fields,
@@ -169,6 +170,7 @@ def _compile_parts() -> None:
         count_four,
         count_members,
         stretch_with,
+        read_planes,
         read_unary,
         fetch_share,
     ):

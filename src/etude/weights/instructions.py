@@ -21,6 +21,7 @@ from etude.weights.lanes import (
     LANES,
     add_up_lanes,
     at_most_lanes,
+    bits_from,
     class_lanes,
     count_ones,
     differing_lanes,
@@ -33,7 +34,12 @@ from etude.weights.lanes import (
 @functools.cache
 def teach_lanes() -> None:
     """Let functions that numba compiles call those above, as instructions."""
-    no_zero, one = ir.Constant(ir.IntType(1), 1), np.uint64(1)
+    _teach_arrays()
+    _teach_words()
+
+
+def _teach_arrays() -> None:
+    """Let them call those that read or write places of an array."""
 
     @intrinsic
     def classes(_typing: Any, values: Any, begin: Any, lower: Any, most: Any, raised: Any, bit: Any) -> Any:
@@ -62,6 +68,28 @@ def teach_lanes() -> None:
         return types.void(values, types.int64), _write_fetch
 
     @intrinsic
+    def bits_of(_typing: Any, data: Any, begin: Any) -> Any:
+        del begin
+        return types.uint64(data, types.int64), _write_bits_from
+
+    # Numba compares the names of parameters.
+    overload(class_lanes)(
+        lambda values, begin, lower, most, raised, bit: (
+            lambda values, begin, lower, most, raised, bit: classes(values, begin, lower, most, raised, bit)  # pyright: ignore[reportCallIssue]
+        )
+    )
+    overload(add_up_lanes)(lambda values, begin, first: lambda values, begin, first: add_up(values, begin, first))  # pyright: ignore[reportCallIssue]
+    overload(at_most_lanes)(lambda values, begin, most: lambda values, begin, most: at_most(values, begin, most))  # pyright: ignore[reportCallIssue]
+    overload(differing_lanes)(lambda old, new, begin: lambda old, new, begin: differing(old, new, begin))  # pyright: ignore[reportCallIssue]
+    overload(fetch_early)(lambda values, begin: lambda values, begin: fetch(values, begin))  # pyright: ignore[reportCallIssue]
+    overload(bits_from)(lambda data, begin: lambda data, begin: bits_of(data, begin))  # pyright: ignore[reportCallIssue]
+
+
+def _teach_words() -> None:
+    """Let them call those that ask about the bits of a word."""
+    no_zero, one = ir.Constant(ir.IntType(1), 1), np.uint64(1)
+
+    @intrinsic
     def ones(_typing: Any, bits: Any) -> Any:
         del bits
         return types.int64(types.uint64), lambda _context, builder, _signature, values: builder.ctpop(values[0])
@@ -76,16 +104,6 @@ def teach_lanes() -> None:
         del bits, mask
         return types.uint64(types.uint64, types.uint64), _write_deposit
 
-    # Numba compares the names of parameters.
-    overload(class_lanes)(
-        lambda values, begin, lower, most, raised, bit: (
-            lambda values, begin, lower, most, raised, bit: classes(values, begin, lower, most, raised, bit)  # pyright: ignore[reportCallIssue]
-        )
-    )
-    overload(add_up_lanes)(lambda values, begin, first: lambda values, begin, first: add_up(values, begin, first))  # pyright: ignore[reportCallIssue]
-    overload(at_most_lanes)(lambda values, begin, most: lambda values, begin, most: at_most(values, begin, most))  # pyright: ignore[reportCallIssue]
-    overload(differing_lanes)(lambda old, new, begin: lambda old, new, begin: differing(old, new, begin))  # pyright: ignore[reportCallIssue]
-    overload(fetch_early)(lambda values, begin: lambda values, begin: fetch(values, begin))  # pyright: ignore[reportCallIssue]
     overload(count_ones)(lambda bits: lambda bits: ones(bits))  # pyright: ignore[reportCallIssue]
     overload(first_one)(lambda bits: lambda bits: lowest(bits))  # pyright: ignore[reportCallIssue]
 
@@ -96,6 +114,15 @@ def teach_lanes() -> None:
     else:
         plain = inspect.unwrap(nth_one)
         overload(nth_one, strict=False)(lambda *_: plain)
+
+
+def _write_bits_from(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    data, begin = arguments
+    word = ir.IntType(64)
+    first = builder.gep(context.make_array(signature.args[0])(context, builder, data).data, [begin])
+    loaded = builder.load(builder.bitcast(first, word.as_pointer()))
+    loaded.align = 1
+    return builder.bitreverse(builder.bswap(loaded))
 
 
 def _write_deposit(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:

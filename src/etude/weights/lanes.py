@@ -54,6 +54,11 @@ def differing_lanes(old: Patterns, new: Patterns, begin: int) -> np.uint64:
     return _bits(old[begin : begin + LANES] != new[begin : begin + LANES])
 
 
+def bits_from(data: NDArray[np.uint8], begin: int) -> np.uint64:
+    """Return the bits of the eight bytes from `begin`, each byte's from its highest down, the first one lowest."""
+    return _bits(np.unpackbits(data[begin : begin + 8]) != 0)
+
+
 def count_ones(bits: np.uint64) -> int:
     """Return how many bits are set."""
     return int(bits).bit_count()

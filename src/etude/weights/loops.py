@@ -3,7 +3,7 @@
 import numpy as np
 
 from etude.weights.kernels import Indices
-from etude.weights.lanes import LANES, count_ones, differing_lanes, fetch_early, first_one, nth_one
+from etude.weights.lanes import LANES, bits_from, count_ones, differing_lanes, fetch_early, first_one, nth_one
 from etude.weights.members import (
     BITS,
     BLOCK,
@@ -24,16 +24,11 @@ from etude.weights.ulp import Patterns
 
 _AHEAD = 24
 """Changes before its turn that an element is asked for: memory works on about as many at once."""
+_WORD = 8
+"""Bytes that are read together."""
+_SPREAD, _LOWEST = np.uint64(0x8040_2010_0804_0201), np.uint64(0x0101_0101_0101_0101)
 _LINE = 32
 """Elements of two bytes that memory hands over together."""
-
-_ONES_OF = np.zeros((256, 8), np.int64)
-"""Where the ones of a byte are, from its highest bit down."""
-_NUM_ONES = np.zeros(256, np.int64)
-for _byte in range(256):
-    _places = [place for place in range(8) if _byte & (0x80 >> place)]
-    _ONES_OF[_byte, : len(_places)] = _places
-    _NUM_ONES[_byte] = len(_places)
 
 
 def find_changes(old: Patterns, new: Patterns, positions: Indices, before: Patterns, after: Patterns) -> int:
@@ -199,23 +194,22 @@ def read_unary(unary: Bytes, planes: Bytes, k: int, size: int, indices: Indices)
     """Write the indices of one list; return whether there are as many ones and all indices are below `size`."""
     count = 0
     start = 0
-    for at in range(unary.size):
-        byte = unary[at]
-        for which in range(_NUM_ONES[byte]):
+    whole = unary.size - unary.size % _WORD
+    rest = np.zeros(_WORD, np.uint8)
+    rest[: unary.size - whole] = unary[whole:]
+    for begin in range(0, unary.size, _WORD):
+        ones = bits_from(unary, begin) if begin < whole else bits_from(rest, 0)
+        while ones:
             if count == indices.size:
                 return False
-            end = at * 8 + _ONES_OF[byte, which]
+            end = begin * 8 + first_one(ones)
+            ones &= ones - np.uint64(1)
             indices[count] = (end - start) << k
-            count += 1
             start = end + 1
+            count += 1
     if count < indices.size:
         return False
-    row = (count + 7) >> 3
-    for plane in range(k):
-        for at in range(row):
-            byte = planes[plane * row + at]
-            for place in range(min(8, count - at * 8)):
-                indices[at * 8 + place] |= ((np.int64(byte) >> (7 - place)) & 1) << plane
+    read_planes(planes, k, indices)
     next_index = 0
     for index in range(count):
         gap = indices[index]
@@ -224,6 +218,20 @@ def read_unary(unary: Bytes, planes: Bytes, k: int, size: int, indices: Indices)
         indices[index] = next_index + gap
         next_index += gap + 1
     return True
+
+
+def read_planes(planes: Bytes, k: int, gaps: Indices) -> None:
+    """Set the k low bits of gaps, which are zero, eight gaps at a time."""
+    row = (gaps.size + 7) >> 3
+    for at in range(row):
+        for first in range(0, k, 8):
+            low = np.uint64(0)
+            for plane in range(first, min(k, first + 8)):
+                # Products of a byte with shifts of itself put each of its bits into a byte of its own.
+                bits = (np.uint64(planes[plane * row + at]) * _SPREAD >> np.uint64(7)) & _LOWEST
+                low |= bits << np.uint64(plane - first)
+            for place in range(min(8, gaps.size - at * 8)):
+                gaps[at * 8 + place] |= np.int64(low >> np.uint64(8 * place) & np.uint64(0xFF)) << first
 
 
 def write_units(signs: Bytes, steps: Patterns) -> None:
