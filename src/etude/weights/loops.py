@@ -141,13 +141,13 @@ def place_ranks(
 
 
 def sum_quotients(indices: Indices, first: int, sums: Indices) -> None:
-    """Add up the gaps between indices, each without its k low bits, for every k from `first`."""
-    next_index = 0
-    for index in range(indices.size):
-        gap = (indices[index] - next_index) >> first
-        next_index = indices[index] + 1
-        for which in range(sums.size):
-            sums[which] += gap >> which
+    """Add up the gaps between indices, of which there is one, each without its k low bits, for every k from `first`."""
+    for which in range(sums.size):
+        k = np.uint64(first + which)
+        total = np.uint64(indices[0]) >> k
+        for index in range(1, indices.size):
+            total += np.uint64(indices[index] - indices[index - 1] - 1) >> k
+        sums[which] = total
 
 
 def write_unary(indices: Indices, k: int, unary: Bytes, planes: Bytes) -> None:
