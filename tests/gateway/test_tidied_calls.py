@@ -41,6 +41,11 @@ def test_a_call_that_a_harness_tidied_is_put_back_as_it_was_drawn(drawn, told):
     assert restored(answer(drawn), answer(told)) == answer(drawn)
 
 
+def test_a_name_that_a_harness_found_in_another_case_is_as_it_was_drawn():
+    """opencode runs `bash` for a policy that calls `Bash`."""
+    assert restored(answer({"a": 1}, name="Edit"), answer({"a": 1}, name="edit")) == answer({"a": 1}, name="Edit")
+
+
 @pytest.mark.parametrize(
     "told",
     [

@@ -16,7 +16,8 @@ class OwnCalls:
 
     Harnesses change what was drawn before they run it, and keep what they ran. A call is found by its id and put back
     as it was drawn if it is the same call, tidied: parameters added with their defaults, numbers and booleans made of
-    strings, white space and backslashes taken away. A call that says anything else was rewritten, and stays as it is.
+    strings, white space and backslashes taken away, another case of the name. A call that says anything else was
+    rewritten, and stays as it is.
 
     Policies that name their calls use a name again in a later answer, or twice in one, and harnesses take the second
     call for the first. They get ids of ours, and the policy is told its own names.
@@ -74,7 +75,7 @@ def respelled(told: dict[str, object], known: dict[str, object] | None) -> dict[
 
 
 def _is_tidied(drawn: Mapping[str, str], told: Mapping[str, str]) -> bool:
-    if drawn["name"] != told["name"]:
+    if drawn["name"].lower() != told["name"].lower():
         return False
     try:
         ours, theirs = (msgspec.json.decode(call["arguments"], type=dict[str, object]) for call in (drawn, told))
