@@ -18,6 +18,7 @@ GOES_ON = (Edge.COMPACTION, Edge.REWRITE, Edge.TOOLS_CHANGED, Edge.UNEXTENDABLE)
 TOOL_CALL_OPEN = "tool_call_open"
 """The one reason that is a guess: a conversation began while a tool had not answered."""
 
+_PROMPT = "prompt_of_tool_call"
 _CALL_ID = re.compile(r"[0-9a-f]{24}")
 _MOST_CALLS = 64
 """Newest calls whose answers are looked for in a new conversation."""
@@ -121,13 +122,18 @@ class Relations:
             return self._by_rule(rule, opening)
         prompt = self._prompt(opening)
         if prompt is not None:
-            return Told(edge=Edge.SUBAGENT_CALL, reason="prompt_of_tool_call", link=prompt)
+            return Told(edge=Edge.SUBAGENT_CALL, reason=_PROMPT, link=prompt)
         if summary is not None:
             return Told(edge=Edge.COMPACTION, reason="summary_in_prompt", link=summary)
         waiting = self._waiting(opening.asked)
         if opening.kin.edge is Edge.ROOT and waiting is not None:
             return Told(edge=Edge.SUBAGENT_CALL, reason=TOOL_CALL_OPEN, link=waiting)
         return opening.kin
+
+    def twin(self, opening: Opening) -> Told | None:
+        """Return why a conversation begins like a sub-agent's: two tool calls may ask for the same, word for word."""
+        prompt = self._prompt(msgspec.structs.replace(opening, kin=Told(edge=Edge.ROOT, reason="")))
+        return None if prompt is None else Told(edge=Edge.SUBAGENT_CALL, reason=_PROMPT, link=prompt)
 
     def summary(self, opening: Opening, *, since: int = 0) -> int | None:
         """Return the newest call, answered after so many others, whose answer a shorter conversation quotes.

@@ -280,7 +280,7 @@ class SessionTree:
         assert told.link is not None
         first = self._nodes[told.link]
         if first.edge is not Edge.COMPACTION:
-            return told
+            return (self._relations.twin(opening) if first.edge is Edge.SUBAGENT_CALL else None) or told
         newest = self._compacted.get(first.node_id, first.node_id)
         summary = self._relations.summary(opening, since=newest)
         if summary is None and self._relations.goes_on(newest):
