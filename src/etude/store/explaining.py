@@ -7,10 +7,7 @@ from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
 _MAX_TEXT = 500
 _AGAIN = "then run the same command again, it resumes"
 _REGION = f"the bucket has another region, or endpoint; set AWS_REGION, or AWS_ENDPOINT_URL, {_AGAIN}"
-_CONDITIONS = (
-    "a run needs a store with conditional writes (If-Match and If-None-Match) and, to make room, DeleteObjects; choose "
-    "one that has them"
-)
+_CONDITIONS = "a run needs a store with conditional writes (If-Match and If-None-Match); choose one that has them"
 _DENIED = "access denied; check the credentials and rights of this user"
 _FULL = f"the store has no room left; free some, {_AGAIN}"
 
