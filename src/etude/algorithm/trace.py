@@ -52,7 +52,7 @@ def training_turns(nodes: Sequence[Node], *, sampling: Mapping[str, object] | No
     owned = {node_id for branch in branches_of(nodes).branches for node_id in branch.owned}
     sequences: dict[int, tuple[int, ...]] = {}
     for node in nodes:
-        prompt = (*(() if node.parent is None else sequences[node.parent]), *node.prompt_ids)
+        prompt = (() if node.parent is None else sequences[node.parent]) + node.prompt_ids
         sequences[node.node_id] = prompt + node.completion.token_ids
         if node.node_id in owned and node.completion.token_ids:
             yield _turn(node, prompt, sampling or {})
