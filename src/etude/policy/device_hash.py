@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from etude.policy.sum_hash import FIRST, SECOND, SHARED, STEP, Sums, unit_bytes
+from etude.policy.sum_hash import FIRST, MODULUS, SECOND, SHARED, STEP, Sums, unit_bytes
 
 _CHUNK: Final = 1 << 20
 """Units at a time: four intermediate results of 8 MiB, whatever the tensor's size."""
-_MODULUS: Final = 1 << 64
 
 
 def device_sums(data: Tensor, *, width: int, begins: Sequence[int] = (0,)) -> Sums:
@@ -41,7 +40,7 @@ def device_sums(data: Tensor, *, width: int, begins: Sequence[int] = (0,)) -> Su
         else:
             places = starts[places // length] + places % length
         totals += _mixed(part, places, (1 << 8 * unit) - 1)
-    return Sums(int(totals[0]) % _MODULUS, int(totals[1]) % _MODULUS)
+    return Sums(int(totals[0]) % MODULUS, int(totals[1]) % MODULUS)
 
 
 def _mixed(units: Tensor, places: Tensor, mask: int) -> Tensor:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Words = NDArray[np.uint64]
 
-_MODULUS = 1 << 64
+MODULUS = 1 << 64
 _CHUNK = 1 << 14
 """Units at a time: their intermediate results stay in the second-level cache."""
 _COMPARED = 1 << 17
@@ -42,11 +42,11 @@ class Sums(NamedTuple):
 
     def plus(self, other: "Sums") -> "Sums":
         """Return the sums of both sets of units."""
-        return Sums((self.first + other.first) % _MODULUS, (self.second + other.second) % _MODULUS)
+        return Sums((self.first + other.first) % MODULUS, (self.second + other.second) % MODULUS)
 
     def minus(self, other: "Sums") -> "Sums":
         """Return the sums without the units of the other set."""
-        return Sums((self.first - other.first) % _MODULUS, (self.second - other.second) % _MODULUS)
+        return Sums((self.first - other.first) % MODULUS, (self.second - other.second) % MODULUS)
 
     def hex(self) -> str:
         """Return both as 32 digits: the tensor's digest, once all its units are in."""
