@@ -2,16 +2,16 @@
 """Promises of the training traces, checked as a strict reader of the format checks them."""
 
 import math
-import struct
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_kit import node
 
 from etude.algorithm.branches import branches_of
 from etude.algorithm.trace import training_trace
-from etude.types import Completion, Edge, FinishReason, Node, VersionRun
+from etude.types import Edge
 
 
 class Turn(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,26 +46,6 @@ def read(encoded):
     return trace
 
 
-def node(node_id, parent, prompt, drawn, edge=Edge.CONTINUATION, link=None, logp=-0.5):
-    completion = Completion(
-        token_ids=tuple(drawn),
-        sampler_logprobs=struct.pack(f"<{len(drawn)}f", *[logp] * len(drawn)),
-        versions=(VersionRun(41, 1), VersionRun(42, len(drawn) - 1)) if len(drawn) > 1 else (VersionRun(41, 1),),
-        finish_reason=FinishReason.STOP,
-        pool="local",
-    )
-    return Node(
-        node_id=node_id,
-        parent=parent,
-        edge=edge,
-        reason="why",
-        link=link,
-        prompt_ids=tuple(prompt),
-        completion=completion,
-        started_s=float(node_id),
-    )
-
-
 def traced(*nodes):
     return read(msgspec.json.encode(training_trace(nodes, sampling={"temperature": 1.0})))
 
@@ -80,7 +60,7 @@ def test_a_turn_holds_all_that_the_model_read_and_drew_and_where_it_hangs():
         "edge": "continuation",
         "reason": "why",
         "link": None,
-        "weight_version": [41, 42],
+        "weight_version": [3, 4],
         "lineage": "",
         "pool": "local",
         "sampling": {"temperature": 1.0},

@@ -5,16 +5,16 @@ import json
 import math
 
 import msgspec
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from tree_kit import node
 
 from etude.interfaces import ShownConversation
 from etude.rollout.atif import Document
 from etude.rollout.identity import HarnessIdentity
 from etude.rollout.record import RolloutRecord, encode_record
 from etude.rollout.untrusted import MAX_TEXT_CHARS
-from etude.types import Completion, Edge, Failure, FinishReason, Node, Outcome, Trajectory, VersionRun
+from etude.types import Edge, Failure, Node, Outcome, Trajectory
 
 AGENT_ONLY = ("metrics", "reasoning_content", "tool_calls", "llm_call_count", "reasoning_effort")
 CONVERSATION: tuple[dict[str, object], ...] = (
@@ -35,28 +35,7 @@ CONVERSATION: tuple[dict[str, object], ...] = (
 )
 
 
-def node(
-    node_id: int, parent: int | None, prompt: int, drawn: int, edge: Edge = Edge.CONTINUATION, link: int | None = None
-) -> Node:
-    return Node(
-        node_id=node_id,
-        parent=parent,
-        edge=edge,
-        reason="why",
-        link=link,
-        prompt_ids=tuple(range(prompt)),
-        completion=Completion(
-            token_ids=tuple(range(drawn)),
-            sampler_logprobs=np.zeros(drawn, "<f4").tobytes(),
-            versions=(VersionRun(3, 1), VersionRun(4, drawn - 1)),
-            finish_reason=FinishReason.STOP,
-            pool="p",
-            cached_tokens=2,
-        ),
-    )
-
-
-NODES = (node(0, None, 10, 4, Edge.ROOT), node(1, 0, 3, 5))
+NODES = (node(0, None, range(10), range(4), Edge.ROOT), node(1, 0, range(3), range(5)))
 HARNESS = HarnessIdentity(name="my-agent", version="1.2.0", config_hash="ab12")
 
 
@@ -125,16 +104,16 @@ def test_a_turn_carries_the_tokens_of_its_call_with_the_whole_context():
 
 
 def test_tokens_are_not_guessed_when_two_branches_fit():
-    nodes = (*NODES, node(2, 0, 6, 5, Edge.REWRITE))
+    nodes = (*NODES, node(2, 0, range(6), range(5), Edge.REWRITE))
     document = json.loads(encode_record(record(CONVERSATION, nodes)))
     assert all("metrics" not in step for step in document["steps"])
 
 
 DELEGATED = (
-    node(0, None, 10, 4, Edge.ROOT),
-    node(1, None, 7, 3, Edge.SUBAGENT_CALL, link=0),
-    node(2, 0, 3, 5, Edge.SUBAGENT_RETURN, link=1),
-    node(3, None, 6, 2, Edge.REWRITE, link=2),
+    node(0, None, range(10), range(4), Edge.ROOT),
+    node(1, None, range(7), range(3), Edge.SUBAGENT_CALL, link=0),
+    node(2, 0, range(3), range(5), Edge.SUBAGENT_RETURN, link=1),
+    node(3, None, range(6), range(2), Edge.REWRITE, link=2),
 )
 HELPER = ShownConversation(
     messages=({"role": "user", "content": "look"}, {"role": "assistant", "content": "seen"}), drawn_by=(1,)

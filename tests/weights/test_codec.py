@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from change_kit import changes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ KERNELS = [
     ),
 ]
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
-DENSITIES = st.sampled_from([0.0, 0.001, 0.02, 0.24, 0.26, 0.6, 1.0])
 
 
 @st.composite
@@ -38,29 +38,6 @@ def flat_tensors(draw):
     if dtype == "BOOL":
         data = bytes(byte & 1 for byte in data)
     return FlatTensor(dtype=dtype, shape=shape, data=np.frombuffer(bytearray(data), np.uint8))
-
-
-@st.composite
-def changes(draw):
-    """A dtype, old elements of every kind, and new ones of which some moved by little, by much or to anything."""
-    dtype = draw(st.sampled_from(sorted(LAYOUTS)))
-    unsigned = LAYOUTS[dtype].unsigned
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    size = draw(st.sampled_from([0, 1, 2, 3, 7, 8, 9, 63, 200, 1025, 5000]))
-    old = rng.integers(0, 256, size * unsigned.itemsize, dtype=np.uint8)
-    if dtype in ("BF16", "F32", "F16") and draw(st.booleans()):
-        weights = torch.from_numpy(rng.standard_normal(size) * 0.02)
-        old = flatten(weights.to(DTYPES[dtype])).data
-    new = old.copy()
-    moved = np.flatnonzero(rng.random(size) < draw(DENSITIES))
-    how = draw(st.sampled_from(["a step", "some steps", "anything"]))
-    elements = new.view(unsigned)
-    if how == "anything":
-        elements[moved] = rng.integers(0, 256, moved.size * unsigned.itemsize, dtype=np.uint8).view(unsigned)
-    else:
-        reach = 1 if how == "a step" else 90
-        elements[moved] += rng.integers(-reach, reach + 1, moved.size).astype(np.int8).astype(unsigned)
-    return dtype, old, new
 
 
 def decoded(encoding, packed, old, size, dtype, kernels=None):
