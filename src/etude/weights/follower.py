@@ -11,7 +11,7 @@ from etude.errors import IntegrityError, StoreError
 from etude.interfaces import Clock, ObjectStore
 from etude.weight_types import Head
 from etude.weights.chain import WEIGHTS, ChainKeys
-from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects
+from etude.weights.downloads import Objects, StoreObjects
 from etude.weights.heads import HeadWatch, check_forward
 from etude.weights.leases import LeaseKeeper
 from etude.weights.memory import HOST, Memory
@@ -162,15 +162,11 @@ class Follower:
         attempts: int = 5,
         max_bytes: int = MAX_VERSION_BYTES,
         objects: Objects | None = None,
-        in_flight_bytes: int = IN_FLIGHT_BYTES,
         lease: LeaseKeeper | None = None,
         seed: int | None = None,
         memory: Memory[Any] = HOST,
     ) -> None:
-        """As `PathFollower`; of the objects of a path at most `in_flight_bytes` are in memory.
-
-        The weights that are held, and the copy that the next version is built in, lie in `memory`.
-        """
+        """As `PathFollower`; the weights held, and the copy that the next version is built in, lie in `memory`."""
         self.paths = PathFollower(
             store,
             clock=clock,
@@ -182,7 +178,6 @@ class Follower:
             lease=lease,
             seed=seed,
         )
-        self._in_flight_bytes = in_flight_bytes
         self._memory = memory
         self._loaded: Loaded[Any] | None = None
 
@@ -227,11 +222,4 @@ class Follower:
         return self._loaded.held if self._loaded else None
 
     async def _arrive(self, path: Path, objects: Objects) -> None:
-        self._loaded = await build(
-            path,
-            objects,
-            base=self._loaded,
-            memory=self._memory,
-            keys=self.paths.keys,
-            in_flight_bytes=self._in_flight_bytes,
-        )
+        self._loaded = await build(path, objects, base=self._loaded, memory=self._memory, keys=self.paths.keys)

@@ -13,7 +13,7 @@ from etude.interfaces import ObjectStore
 from etude.weight_types import Head, Manifest, PageName, Route, RoutePage
 from etude.weights.chain import WEIGHTS, ChainKeys
 from etude.weights.decoding import objects_of
-from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, Wanted, in_order
+from etude.weights.downloads import Objects, Wanted, in_order
 from etude.weights.manifests import MAX_MANIFEST_BYTES, parse_manifest
 from etude.weights.planner import MAX_ROUTES, cheapest
 from etude.weights.routes import MAX_PAGE_BYTES, parse_page
@@ -161,19 +161,12 @@ async def read_manifest(
     return manifest
 
 
-async def walk(
-    path: Path,
-    objects: Objects,
-    sink: Sink,
-    *,
-    keys: ChainKeys = WEIGHTS,
-    in_flight_bytes: int = IN_FLIGHT_BYTES,
-) -> None:
+async def walk(path: Path, objects: Objects, sink: Sink, *, keys: ChainKeys = WEIGHTS) -> None:
     """Fetch the objects of a path ahead of need and build its versions in the sink, one object at a time.
 
     Raise `IntegrityError` when something does not fit, `StoreError` when something is not to be had.
     """
-    async with aclosing(in_order(objects, path.wanted(keys), in_flight_bytes=in_flight_bytes)) as arriving:
+    async with aclosing(in_order(objects, path.wanted(keys))) as arriving:
         for manifest in path.manifests:
             await asyncio.to_thread(sink.begin, manifest)
             await _add(manifest, arriving, sink)

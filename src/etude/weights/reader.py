@@ -12,7 +12,7 @@ from etude.interfaces import ObjectStore
 from etude.weight_types import Head
 from etude.weights.chain import MAX_HEAD_BYTES, WEIGHTS, ChainKeys, parse_head
 from etude.weights.decoding import Staging
-from etude.weights.downloads import IN_FLIGHT_BYTES, Objects, StoreObjects
+from etude.weights.downloads import Objects, StoreObjects
 from etude.weights.kernels import T
 from etude.weights.memory import HOST, Memory
 from etude.weights.paths import MAX_VERSION_BYTES, Held, Path, find_path, walk
@@ -86,13 +86,7 @@ async def load_version(
 
 
 async def build(
-    path: Path,
-    objects: Objects,
-    *,
-    base: Loaded[T] | None,
-    memory: Memory[T],
-    keys: ChainKeys = WEIGHTS,
-    in_flight_bytes: int = IN_FLIGHT_BYTES,
+    path: Path, objects: Objects, *, base: Loaded[T] | None, memory: Memory[T], keys: ChainKeys = WEIGHTS
 ) -> Loaded[T]:
     """Return the version at the end of a path, in memory of its own; `base` is what the path was planned from.
 
@@ -102,7 +96,7 @@ async def build(
         assert base is not None
         return base
     staging = Staging(base.tensors if base else {}, memory=memory, keys=keys)
-    await walk(path, objects, staging, keys=keys, in_flight_bytes=in_flight_bytes)
+    await walk(path, objects, staging, keys=keys)
     tensors = await asyncio.to_thread(staging.result)
     newest = path.manifests[-1]
     return Loaded(
