@@ -101,7 +101,7 @@ def test_half_a_character_is_a_replacement_character_and_nothing_else_changes(te
 @BY_DIALECT
 def test_half_a_character_in_a_large_body_with_tools_is_mended_too(dialect):
     body = json.loads(saying("x" * (1 << 20) + "\ud83d")[dialect.path])
-    tool = {"type": "function", "name": "f", "function": {"name": "f"}}
+    tool = {"type": "custom" if dialect is MESSAGES else "function", "name": "f", "function": {"name": "f"}}
     asked = dialect.parse(json.dumps(body | {"tools": [tool]}).encode())
     assert asked.conversation.messages[0]["content"].endswith("x\ufffd")
 

@@ -6,10 +6,13 @@ from typing import Literal, cast
 import msgspec
 
 from etude.gateway.dialects.dialect import (
+    NO_LOGPROBS,
     NO_PREFILL,
     ONLY_TEXT,
     Dialect,
     HarnessRequest,
+    ToolChoice,
+    choice_rules,
     conversation_of,
     decode,
     joined_text,
@@ -18,15 +21,17 @@ from etude.gateway.dialects.dialect import (
     told_arguments,
 )
 from etude.gateway.dialects.pieces import Pieces
-from etude.gateway.refusals import NOT_FOUND, OVER, CallRefusedError
+from etude.gateway.refusals import NOT_FOUND, OVER, CallRefusedError, malformed
 from etude.gateway.sessions import Answer
 
+_TEXT_PARTS = ("text", "input_text", "output_text")
+"""The latter two are those of Responses, which many clients send in both."""
 _ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "server_error"}
 
 
 class _Part(msgspec.Struct, frozen=True):
     type: str
-    text: str = ""
+    text: str | None = None
 
 
 class _Function(msgspec.Struct, frozen=True):
@@ -59,9 +64,9 @@ class _FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: bool | None = None
 
 
-class _Tool(msgspec.Struct, frozen=True, kw_only=True):
-    type: Literal["function"] = "function"
-    function: _FunctionDefinition
+class _Tool(msgspec.Struct, frozen=True):
+    type: str | None = None
+    function: _FunctionDefinition | None = None
 
 
 class _StreamOptions(msgspec.Struct, frozen=True):
@@ -86,9 +91,9 @@ class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Body(msgspec.Struct, frozen=True):
     messages: list[_Message]
-    model: str = ""
+    model: str | None = None
     tools: list[_Tool] | None = None
-    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+    tool_choice: str | ToolChoice | None = None
     response_format: msgspec.Raw = msgspec.Raw(b"null")
     # What other servers call the same.
     guided_json: msgspec.Raw = msgspec.Raw(b"null")
@@ -98,6 +103,7 @@ class _Body(msgspec.Struct, frozen=True):
     structured_outputs: msgspec.Raw = msgspec.Raw(b"null")
     functions: msgspec.Raw = msgspec.Raw(b"null")
     n: int | None = None
+    logprobs: bool | int | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     stream: bool | None = None
@@ -112,14 +118,14 @@ def parse_request(body: bytes) -> HarnessRequest:
     """
     chat = decode(body, _Body)
     sampling = decode(body, _Sampling)
-    _check(chat)
-    tools = [msgspec.to_builtins(tool) for tool in chat.tools or ()]
+    tools, left_out = _sorted_tools(chat.tools or ())
+    _check(chat, tools)
     return HarnessRequest(
         conversation=conversation_of(_plain_messages(chat.messages), tools),
-        model=chat.model[:256],
+        model=(chat.model or "")[:256],
         stream=bool(chat.stream),
         include_usage=chat.stream_options is not None and bool(chat.stream_options.include_usage),
-        requested=requested_of(sampling),
+        requested=requested_of(sampling, left_out_tools=left_out),
     )
 
 
@@ -181,15 +187,30 @@ def _told(answer: Answer) -> dict[str, object]:
     return message | {"reasoning": reasoning} if reasoning else message
 
 
-def _check(chat: _Body) -> None:
+def _sorted_tools(tools: Sequence[_Tool]) -> tuple[list[dict[str, object]], list[str]]:
+    """Return the tools that the harness runs, and the types of those that only the provider could run."""
+    offered: list[dict[str, object]] = []
+    left_out: list[str] = []
+    for index, tool in enumerate(tools):
+        if tool.type not in (None, "function", "custom"):
+            left_out.append(tool.type)
+        elif tool.type == "custom" or tool.function is None:
+            raise malformed(f"tools[{index}]: a tool has the type function here, and a field function with its name")
+        else:
+            offered.append({"type": "function", "function": msgspec.to_builtins(tool.function)})
+    return offered, left_out
+
+
+def _check(chat: _Body, tools: Sequence[object]) -> None:
     begun = any(message.prefix or message.partial for message in chat.messages)
     begun = begun or bool(chat.continue_final_message) or chat.add_generation_prompt is False
     legacy = any(bytes(message.function_call) != b"null" for message in chat.messages)
     require(
         [
             (chat.n in (None, 1), "n: only one choice can be asked for"),
+            (not chat.logprobs, f"logprobs: {NO_LOGPROBS}"),
             (bytes(chat.functions) == b"null" and not legacy, "functions, function_call: use tools instead"),
-            (bytes(chat.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible, leave it out"),
+            *choice_rules(chat.tool_choice, tools),
             (_is_text(chat), f"response_format, guided_json and the like: {ONLY_TEXT}"),
             (not begun, f"continue_final_message, add_generation_prompt, prefix, partial: {NO_PREFILL}"),
         ]
@@ -205,7 +226,7 @@ def _is_text(chat: _Body) -> bool:
 def _plain_messages(messages: Sequence[_Message]) -> list[dict[str, object]]:
     pieces = Pieces()
     for index, message in enumerate(messages):
-        text = joined_text(message.content, ("text",), f"messages[{index}]")
+        text = joined_text(message.content, _TEXT_PARTS, f"messages[{index}]")
         if message.role == "assistant":
             _add_answer(pieces, message, text)
         elif message.role == "tool":

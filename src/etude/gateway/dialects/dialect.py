@@ -15,6 +15,7 @@ from etude.gateway.sessions import Answer
 ONLY_TEXT = "only text is possible, leave it out and ask for the format in a message"
 NO_PREFILL = "this model does not support assistant message prefill, the conversation must end with a user message"
 """Harnesses look for these words."""
+NO_LOGPROBS = "none are told here, leave it out"
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 256
@@ -71,6 +72,13 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """Ends a stream that has begun."""
 
 
+class ToolChoice(msgspec.Struct, frozen=True):
+    """Which tool is to be called, where it takes more than a word to say so."""
+
+    type: str = "auto"
+    disable_parallel_tool_use: bool | None = None
+
+
 class _Tools(msgspec.Struct, frozen=True):
     """A body of which only the size of its tools is looked at."""
 
@@ -123,12 +131,21 @@ def require(rules: Sequence[tuple[bool, str]]) -> None:
             raise malformed(message)
 
 
+def choice_rules(choice: str | ToolChoice | None, tools: Sequence[object]) -> list[tuple[bool, str]]:
+    """Return the rules for `require` that leave the choice of a tool to the policy."""
+    kind = choice.type if isinstance(choice, ToolChoice) else choice or "auto"
+    return [
+        (kind != "none" or not tools, "tool_choice: none cannot be enforced here, leave the tools out"),
+        (kind in ("auto", "none"), "tool_choice: only auto is possible, leave it out"),
+    ]
+
+
 class _TextPart(Protocol):
     @property
     def type(self) -> str: ...
 
     @property
-    def text(self) -> str: ...
+    def text(self) -> str | None: ...
 
 
 def joined_text(content: str | Sequence[_TextPart] | None, kinds: Container[str], where: str) -> str:
@@ -138,7 +155,7 @@ def joined_text(content: str | Sequence[_TextPart] | None, kinds: Container[str]
     for part in content:
         if part.type not in kinds:
             raise only_text(part.type, where)
-    return "\n".join(part.text for part in content)
+    return "\n".join(part.text or "" for part in content)
 
 
 def only_text(kind: str, where: str) -> CallRefusedError:
@@ -160,6 +177,8 @@ def conversation_of(messages: Sequence[dict[str, object]], tools: Sequence[dict[
     for index, tool in enumerate(tools):
         if is_deeper(tool, MAX_DEPTH):
             raise malformed(f"tools[{index}]: nested deeper than {MAX_DEPTH}")
+        if not cast("Mapping[str, object]", tool["function"])["name"]:
+            raise malformed(f"tools[{index}]: has no name")
     return Conversation(messages=tuple(messages), tools=tuple(tools))
 
 

@@ -12,6 +12,8 @@ from etude.gateway.dialects.dialect import (
     ONLY_TEXT,
     Dialect,
     HarnessRequest,
+    ToolChoice,
+    choice_rules,
     conversation_of,
     decode,
     function_tool,
@@ -34,36 +36,33 @@ _ERROR_TYPES = {
     413: "request_too_large",
     529: "overloaded_error",
 }
+_UNDEFINED = ("bash_", "text_editor_", "computer_", "memory_", "function")
+"""Types of tools that a harness runs, of which only the provider's models know what they take unless it says so."""
 _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens", "stop": "end_turn"}
 
 
 class _Block(msgspec.Struct, frozen=True):
     type: str
-    text: str = ""
-    thinking: str = ""
-    id: str = ""
-    name: str = ""
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
     input: msgspec.Raw = msgspec.Raw(b"{}")
-    tool_use_id: str = ""
-    tool_name: str = ""
+    tool_use_id: str | None = None
+    tool_name: str | None = None
     content: "str | list[_Block] | None" = None
 
 
 class _Message(msgspec.Struct, frozen=True):
-    role: Literal["user", "assistant", "system"]
-    content: str | list[_Block]
+    role: Literal["user", "assistant", "system", "developer"]
+    content: str | list[_Block] | None
 
 
 class _Tool(msgspec.Struct, frozen=True):
-    name: str
+    name: str | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, object] | None = None
-
-
-class _ToolChoice(msgspec.Struct, frozen=True):
-    type: str = "auto"
-    disable_parallel_tool_use: bool | None = None
 
 
 class _Thinking(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -89,10 +88,10 @@ class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 class _Body(msgspec.Struct, frozen=True):
     messages: list[_Message]
-    model: str = ""
+    model: str | None = None
     system: str | list[_Block] | None = None
     tools: list[_Tool] | None = None
-    tool_choice: _ToolChoice | None = None
+    tool_choice: ToolChoice | None = None
     output_config: _OutputConfig | None = None
     output_format: msgspec.Raw = msgspec.Raw(b"null")
     thread: msgspec.Raw = msgspec.Raw(b"null")
@@ -108,18 +107,18 @@ def parse_request(body: bytes) -> HarnessRequest:
         # The SDK's tool runner knows this code, and then sends the whole conversation as everybody else does.
         message = "thread: no conversation is kept, send all of its messages"
         raise CallRefusedError(400, "thread_unsupported_request", message)
-    choice, output = asked.tool_choice or _ToolChoice(), asked.output_config or _OutputConfig()
+    choice, output = asked.tool_choice or ToolChoice(), asked.output_config or _OutputConfig()
     formats = (bytes(output.format), bytes(asked.output_format))
     require(
         [
-            (choice.type == "auto", "tool_choice: only auto is possible, leave it out"),
+            *choice_rules(choice, offered),
             (formats == (b"null", b"null"), f"output_config.format: {ONLY_TEXT}"),
             (bool(asked.messages) and asked.messages[-1].role != "assistant", f"messages: {NO_PREFILL}"),
         ]
     )
     return HarnessRequest(
         conversation=conversation_of(_plain_messages(asked), offered),
-        model=asked.model[:256],
+        model=(asked.model or "")[:256],
         stream=bool(asked.stream),
         requested=requested_of(
             sampling, effort=output.effort, no_parallel_calls=choice.disable_parallel_tool_use, left_out_tools=left_out
@@ -175,11 +174,16 @@ def _sorted_tools(asked: _Body) -> tuple[list[dict[str, object]], list[str]]:
     """Return the tools that the harness runs, and the types of those that only the provider could run."""
     offered: list[dict[str, object]] = []
     left_out: list[str] = []
-    for tool in asked.tools or ():
-        if tool.type in (None, "custom"):
-            offered.append(function_tool(name=tool.name, description=tool.description, parameters=tool.input_schema))
+    for index, tool in enumerate(asked.tools or ()):
+        kind = tool.type or "custom"
+        if kind == "custom" or tool.input_schema is not None:
+            function = function_tool(name=tool.name or "", description=tool.description, parameters=tool.input_schema)
+            offered.append(function)
+        elif kind.startswith(_UNDEFINED):
+            message = f"what a tool of type {kind[:32]!r} takes is not known here, give it an input_schema"
+            raise malformed(f"tools[{index}]: {message}")
         else:
-            left_out.append(str(tool.type))
+            left_out.append(kind)
     return offered, left_out
 
 
@@ -189,12 +193,13 @@ def _plain_messages(asked: _Body) -> list[dict[str, object]]:
         pieces.say("system", _texts(asked.system, "system"))
     for index, message in enumerate(asked.messages):
         where = f"messages[{index}]"
+        content = "" if message.content is None else message.content
         if message.role == "assistant":
-            _add_answer(pieces, message.content, where)
-        elif message.role == "user" and not isinstance(message.content, str):
-            _add_user_blocks(pieces, message.content, where)
+            _add_answer(pieces, content, where)
+        elif message.role == "user" and not isinstance(content, str):
+            _add_user_blocks(pieces, content, where)
         else:
-            pieces.say(message.role, _texts(message.content, where))
+            pieces.say("user" if message.role == "user" else "system", _texts(content, where))
     return pieces.messages
 
 
@@ -206,12 +211,12 @@ def _add_answer(pieces: Pieces, content: str | list[_Block], where: str) -> None
     for kind, run in groupby(content, lambda block: block.type):
         blocks = list(run)
         if kind == "thinking":
-            pieces.think("\n".join(block.thinking for block in blocks))
+            pieces.think("\n".join(block.thinking or "" for block in blocks))
         elif kind == "text":
             pieces.write(_texts(blocks, where))
         elif kind == "tool_use":
             for block in blocks:
-                pieces.call(block.id, block.name, _arguments(block, where))
+                pieces.call(block.id or "", block.name or "", _arguments(block, where))
         elif kind != "redacted_thinking":
             raise only_text(kind, where)
 
@@ -223,7 +228,7 @@ def _add_user_blocks(pieces: Pieces, blocks: Sequence[_Block], where: str) -> No
     for kind, run in groupby(blocks, lambda block: block.type):
         if kind == "tool_result":
             for block in run:
-                pieces.report(block.tool_use_id, _texts(block.content or "", where))
+                pieces.report(block.tool_use_id or "", _texts(block.content or "", where))
         else:
             pieces.say("user", _texts(list(run), where))
 
@@ -235,7 +240,7 @@ def _texts(content: str | list[_Block], where: str) -> str:
         if block.type not in ("text", "tool_reference"):
             raise only_text(block.type, where)
     # A reference says which tool a search found; the policy is shown all of them from the beginning.
-    return "\n".join(block.text or block.tool_name for block in content)
+    return "\n".join(block.text or block.tool_name or "" for block in content)
 
 
 def _arguments(block: _Block, where: str) -> str:

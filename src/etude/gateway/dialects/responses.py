@@ -1,6 +1,6 @@
 """OpenAI's Responses: requests in, answers, event streams and errors out. No response is kept for later requests."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import cast
 
@@ -8,12 +8,14 @@ import msgspec
 
 from etude.gateway.dialects import chat
 from etude.gateway.dialects.dialect import (
+    NO_LOGPROBS,
     ONLY_TEXT,
     Dialect,
     HarnessRequest,
+    ToolChoice,
+    choice_rules,
     conversation_of,
     decode,
-    function_tool,
     joined_text,
     named_event,
     requested_of,
@@ -23,50 +25,39 @@ from etude.gateway.dialects.dialect import (
     tool_calls_of,
 )
 from etude.gateway.dialects.pieces import Pieces
+from etude.gateway.dialects.response_tools import Tool, known_as, named_tools, plain_tool
 from etude.gateway.refusals import BAD_REQUEST, OVER, CallRefusedError, malformed
 from etude.gateway.sessions import Answer
 
-_OFFERED = ("function", "custom")
-"""Types of tools that the harness runs."""
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _ITEMS = "messages, reasoning, and calls of tools with their results"
+_COMPACTION = ("compaction", "compaction_trigger", "compaction_summary", "context_compaction")
+NO_COMPACTION = (
+    "no conversation is compacted here, have the harness summarise it by itself: Codex does if the name of its "
+    "provider is not OpenAI"
+)
 _LATE_CODES = {429: "rate_limit_exceeded", 503: "server_error"}
 
 
 class _Part(msgspec.Struct, frozen=True):
     type: str
-    text: str = ""
-    encrypted_content: str = ""
+    text: str | None = None
+    encrypted_content: str | None = None
 
 
 class _Item(msgspec.Struct, frozen=True):
-    type: str = "message"
-    role: str = ""
+    """Clients that write an item out again give all fields of its kind, most of them null."""
+
+    type: str | None = None
+    role: str | None = None
     content: str | list[_Part] | None = None
-    call_id: str = ""
-    name: str = ""
-    namespace: str = ""
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
-    input: str = ""
+    input: str | None = None
     output: str | list[_Part] | None = None
-    tools: "list[_Tool] | None" = None
-
-
-class _Grammar(msgspec.Struct, frozen=True):
-    type: str = "text"
-    syntax: str = ""
-    definition: str = ""
-
-
-class _Tool(msgspec.Struct, frozen=True):
-    type: str
-    name: str = ""
-    description: str | None = None
-    parameters: dict[str, object] | None = None
-    strict: bool | None = None
-    format: _Grammar | None = None
-    tools: "list[_Tool] | None" = None
-    """Of a namespace."""
+    tools: "list[Tool] | None" = None
 
 
 class _Format(msgspec.Struct, frozen=True):
@@ -93,12 +84,14 @@ class _Sampling(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _Body(msgspec.Struct, frozen=True):
-    input: str | list[_Item]
-    model: str = ""
+    input: str | list[_Item] | None = None
+    model: str | None = None
     instructions: str | None = None
-    tools: list[_Tool] | None = None
-    tool_choice: msgspec.Raw = msgspec.Raw(b"null")
+    tools: list[Tool] | None = None
+    tool_choice: str | ToolChoice | None = None
     text: _Text | None = None
+    include: list[str] | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"null")
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw(b"null")
     background: bool | None = None
@@ -111,18 +104,21 @@ def parse_request(body: bytes) -> HarnessRequest:
     sampling = decode(body, _Sampling)
     stateless = not asked.previous_response_id and bytes(asked.conversation) == b"null"
     text_format = asked.text.format if asked.text is not None else None
+    tools, left_out = named_tools(_tools_of(asked))
     require(
         [
             (stateless, "previous_response_id: no response is kept, send the whole conversation as input"),
+            (bytes(asked.prompt) == b"null", "prompt: none is kept, send its text as instructions and input"),
+            (asked.input is not None, "input: is missing"),
+            (not any("logprobs" in name for name in asked.include or ()), f"include: of logprobs, {NO_LOGPROBS}"),
             (not asked.background, "background: not possible, wait for the answer"),
-            (bytes(asked.tool_choice) in (b"null", b'"auto"'), "tool_choice: only auto is possible, leave it out"),
             (text_format is None or text_format.type == "text", f"text.format: {ONLY_TEXT}"),
+            *choice_rules(asked.tool_choice, tuple(tools)),
         ]
     )
-    tools, left_out = _named_tools(_tools_of(asked))
     return HarnessRequest(
-        conversation=conversation_of(_plain_messages(asked), [_plain_tool(*named) for named in tools.items()]),
-        model=asked.model[:256],
+        conversation=conversation_of(_plain_messages(asked), [plain_tool(*named) for named in tools.items()]),
+        model=(asked.model or "")[:256],
         stream=bool(asked.stream),
         requested=requested_of(sampling, left_out_tools=left_out),
         custom_tools=frozenset(name for name, (_, tool) in tools.items() if tool.type == "custom"),
@@ -165,39 +161,11 @@ def _late_error(refusal: CallRefusedError, request: HarnessRequest) -> bytes:
     return numbered("response.created", response=begun) + numbered("response.failed", response=failed)
 
 
-def _tools_of(asked: _Body) -> list[_Tool]:
+def _tools_of(asked: _Body) -> list[Tool]:
     """Return the tools of a request, those that its input tells as well."""
     items = asked.input if isinstance(asked.input, list) else []
     told = [tool for item in items if item.type == "additional_tools" for tool in item.tools or ()]
     return [*(asked.tools or ()), *told]
-
-
-def _named_tools(tools: Sequence[_Tool]) -> tuple[dict[str, tuple[str, _Tool]], list[str]]:
-    """Return the tools that the harness runs, with their namespaces, by the names that the policy knows them by.
-
-    The types of those that only the provider could run come second.
-    """
-    named: dict[str, tuple[str, _Tool]] = {}
-    left_out: list[str] = []
-    listed = [
-        (tool.name if tool.type == "namespace" else "", inner)
-        for tool in tools
-        for inner in (tool.tools or () if tool.type == "namespace" else (tool,))
-    ]
-    for namespace, tool in listed:
-        name = _known_as(namespace, tool.name)
-        if tool.type not in _OFFERED:
-            left_out.append(tool.type)
-        elif name in named:
-            raise malformed(f"tools: two are called {name[:64]!r}")
-        else:
-            named[name] = namespace, tool
-    return named, left_out
-
-
-def _known_as(namespace: str, name: str) -> str:
-    """Return the name that the policy knows a tool by, to whom tools of all namespaces are one list."""
-    return f"{namespace}__{name}" if namespace else name
 
 
 def _plain_messages(asked: _Body) -> list[dict[str, object]]:
@@ -207,57 +175,43 @@ def _plain_messages(asked: _Body) -> list[dict[str, object]]:
     if isinstance(asked.input, str):
         pieces.say("user", asked.input)
         return pieces.messages
-    for index, item in enumerate(asked.input):
+    for index, item in enumerate(asked.input or ()):
         _add_item(pieces, item, f"input[{index}]")
     return pieces.messages
 
 
 def _add_item(pieces: Pieces, item: _Item, where: str) -> None:
-    if item.type == "message":
+    kind, call_id = item.type or "message", item.call_id or ""
+    name = known_as(item.namespace or "", item.name or "")
+    if kind == "message":
         _add_message(pieces, item, where)
-    elif item.type == "reasoning":
+    elif kind == "reasoning":
         content = item.content if isinstance(item.content, list) else []
-        pieces.think("\n".join(part.text for part in content))
-    elif item.type == "function_call":
-        pieces.call(item.call_id, _known_as(item.namespace, item.name), told_arguments(item.arguments))
-    elif item.type == "custom_tool_call":
-        arguments = msgspec.json.encode({"input": item.input}).decode()
-        pieces.call(item.call_id, _known_as(item.namespace, item.name), arguments)
-    elif item.type in ("function_call_output", "custom_tool_call_output"):
-        pieces.report(item.call_id, joined_text(item.output, _TEXT_PARTS, where))
-    elif item.type == "agent_message":
+        pieces.think("\n".join(part.text or "" for part in content))
+    elif kind == "function_call":
+        pieces.call(call_id, name, told_arguments(item.arguments))
+    elif kind == "custom_tool_call":
+        pieces.call(call_id, name, msgspec.json.encode({"input": item.input or ""}).decode())
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        pieces.report(call_id, joined_text(item.output, _TEXT_PARTS, where))
+    elif kind == "agent_message":
         # Of one agent to another, whose words nobody encrypted here.
         content = item.content if isinstance(item.content, list) else []
-        pieces.say("user", "".join(part.text or part.encrypted_content for part in content))
-    elif item.type != "additional_tools":
-        raise malformed(
-            f"{where}: an item of type {item.type[:32]!r} is not supported: no response is kept, send {_ITEMS}"
-        )
+        pieces.say("user", "".join(part.text or part.encrypted_content or "" for part in content))
+    elif kind in _COMPACTION:
+        raise malformed(f"{where}: {NO_COMPACTION}")
+    elif kind != "additional_tools":
+        raise malformed(f"{where}: an item of type {kind[:32]!r} is not supported: no response is kept, send {_ITEMS}")
 
 
 def _add_message(pieces: Pieces, item: _Item, where: str) -> None:
-    text = joined_text(item.content, _TEXT_PARTS, where)
-    if item.role == "assistant":
+    role, text = item.role or "", joined_text(item.content, _TEXT_PARTS, where)
+    if role == "assistant":
         pieces.write(text)
-    elif item.role in ("user", "system", "developer"):
-        pieces.say("user" if item.role == "user" else "system", text)
+    elif role in ("user", "system", "developer"):
+        pieces.say("user" if role == "user" else "system", text)
     else:
-        raise malformed(f"{where}: role {item.role[:32]!r} is none of user, assistant, system, developer")
-
-
-def _plain_tool(name: str, placed: tuple[str, _Tool]) -> dict[str, object]:
-    """Return a tool for the policy, to whom a tool that takes one text is one with one parameter."""
-    tool = placed[1]
-    parameters = _text_parameter(tool.format) if tool.type == "custom" else tool.parameters
-    return function_tool(name=name, description=tool.description, parameters=parameters, strict=tool.strict)
-
-
-def _text_parameter(grammar: _Grammar | None) -> dict[str, object]:
-    """Return the parameters of a tool that takes one text; its grammar is told, though nothing enforces it."""
-    text = {"type": "string"}
-    if grammar is not None and grammar.definition:
-        text["description"] = f"Text of this grammar ({grammar.syntax}):\n{grammar.definition}"
-    return {"type": "object", "properties": {"input": text}, "required": ["input"]}
+        raise malformed(f"{where}: role {role[:32]!r} is none of user, assistant, system, developer")
 
 
 def _response(call_id: str, request: HarnessRequest) -> dict[str, object]:
@@ -331,7 +285,7 @@ def _call(call: dict[str, str], request: HarnessRequest) -> dict[str, object]:
     namespace = request.namespaces.get(call["name"])
     placed = {"name": call["name"]}
     if namespace is not None:
-        placed = {"name": call["name"].removeprefix(_known_as(namespace, "")), "namespace": namespace}
+        placed = {"name": call["name"].removeprefix(known_as(namespace, "")), "namespace": namespace}
     if call["name"] in request.custom_tools:
         try:
             taken = msgspec.json.decode(call["arguments"], type=dict[str, str])
