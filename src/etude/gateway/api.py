@@ -15,7 +15,7 @@ from etude.gateway.dialects.chat import CHAT
 from etude.gateway.dialects.dialect import Dialect, HarnessRequest
 from etude.gateway.dialects.messages import MESSAGES
 from etude.gateway.dialects.models import model_list, model_named
-from etude.gateway.dialects.responses import RESPONSES
+from etude.gateway.dialects.responses import NO_COMPACTION, RESPONSES
 from etude.gateway.door import Head, ReadBody, Reply
 from etude.gateway.lost import Delivery
 from etude.gateway.refusals import CallRefusedError
@@ -48,9 +48,9 @@ class ModelApi:
 
     async def answer(self, head: Head, read: ReadBody) -> Reply:
         """Return the answer to a request, or the refusal in its dialect's envelope."""
-        key, path = _key_and_path(head)
+        keys, path = _keys_and_path(head)
         try:
-            reply = await self._route(path, head, key, read)
+            reply = await self._route(path, head, keys, read)
         except CallRefusedError as refusal:
             reply = _refused(_dialect_of(path, head), refusal)
         self.tally[path if path in _BY_PATH or path == COUNT_PATH else "other", reply.status] += 1
@@ -59,16 +59,20 @@ class ModelApi:
     @staticmethod
     def refuse(head: Head, refusal: CallRefusedError) -> Reply:
         """Return a refusal in the envelope of the dialect that a request seems to speak."""
-        return _refused(_dialect_of(_key_and_path(head)[1], head), refusal)
+        return _refused(_dialect_of(_keys_and_path(head)[1], head), refusal)
 
-    async def _route(self, path: str, head: Head, key: str, read: ReadBody) -> Reply:
+    async def _route(self, path: str, head: Head, keys: Sequence[str], read: ReadBody) -> Reply:
         dialect = _BY_PATH.get(path)
         is_models = path == MODELS_PATH or path.startswith(f"{MODELS_PATH}/")
         if dialect is None and path != COUNT_PATH and not is_models:
-            raise refusals.not_served(head.method, head.path, _SERVED)
+            hint = NO_COMPACTION if path == f"{RESPONSES.path}/compact" else _SERVED
+            raise refusals.not_served(head.method, head.path, hint)
+        if head.headers.get("Upgrade", "").lower() == "websocket":
+            # The one status at which Codex asks over HTTP at once, not after five tries.
+            raise refusals.not_served("a websocket at", head.path, _SERVED, status=426)
         if head.method != ("GET" if is_models else "POST"):
             raise refusals.not_served(head.method, head.path, _SERVED, status=405)
-        session = self._find(key)
+        session = self._session(keys)
         body = await read(session.spec.session_id)
         if dialect is not None:
             return await self._call(session, dialect, head, body)
@@ -77,6 +81,16 @@ class ModelApi:
         async with self._turns.turn(session.spec.session_id):
             conversation, _ = strip_volatile(messages.parse_count(body), self._volatile)
         return Reply(body=msgspec.json.encode({"input_tokens": await session.count_tokens(conversation)}))
+
+    def _session(self, keys: Sequence[str]) -> Session:
+        """Return the session that one of these keys opens: of two, a client's user may know the other one only."""
+        refusal = refusals.unknown_key()
+        for key in keys:
+            try:
+                return self._find(key)
+            except CallRefusedError as error:
+                refusal = error if error.status == refusals.OVER else refusal
+        raise refusal
 
     async def _call(self, session: Session, dialect: Dialect, head: Head, body: bytes) -> Reply:
         async with self._turns.turn(session.spec.session_id):
@@ -128,15 +142,18 @@ async def _finished(task: "asyncio.Future[Answer]") -> Answer:
     return task.result()
 
 
-def _key_and_path(head: Head) -> tuple[str, str]:
-    """Return a request's key and its path without it: some agents can be given an address and no key."""
+def _keys_and_path(head: Head) -> tuple[Sequence[str], str]:
+    """Return what may be a request's key, and its path without it: some agents can be given an address and no key.
+
+    Clients that have a key and a token, one of them of somebody else, send both.
+    """
     if head.path.startswith("/s/"):
         key, _, rest = head.path[len("/s/") :].partition("/")
-        return key, _spelled(rest)
-    scheme, _, key = head.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer":
-        key = head.headers.get("x-api-key") or head.headers.get("x-goog-api-key", "")
-    return key, _spelled(head.path)
+        return (key,), _spelled(rest)
+    scheme, _, token = head.headers.get("Authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    keys = bearer, head.headers.get("x-api-key"), head.headers.get("x-goog-api-key")
+    return [key for key in keys if key], _spelled(head.path)
 
 
 def _spelled(path: str) -> str:

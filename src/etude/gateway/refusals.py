@@ -12,6 +12,7 @@ session is closed        403     session_closed               stop
 session has failed       403     session_failed               stop
 path is not served       404     not_served                   stop, or correct its base address
 method is not served     405     not_served                   stop
+websocket                426     not_served                   use HTTP
 body too large           413     request_too_large            stop
 unknown compression      415     unsupported_encoding         send it plain
 too many connections     429     too_many_connections         use those it has, after `Retry-After` seconds
