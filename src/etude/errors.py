@@ -22,7 +22,7 @@ The tree::
     │   ├── SampleRequestError        the request makes no sense (HTTP 400)
     │   └── SamplerBusyError          its queue is full (HTTP 429)
     └── RunError               the run cannot go on: exit code 1
-        ├── NoSignalError      every reward of the run is the same
+        ├── NoSignalError      all attempts at a task get the same reward
         ├── FencedError        another trainer took the run over: this one has to end
         └── TrainerLostError   the trainer is gone; another one can be brought to where it was
 
@@ -105,7 +105,7 @@ class RunError(EtudeError):
 
 
 class NoSignalError(RunError):
-    """All rewards are equal, so there is nothing to learn from."""
+    """All attempts at a task get the same reward, and not the best one, so there is nothing to learn from."""
 
 
 class FencedError(RunError):

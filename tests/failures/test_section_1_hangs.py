@@ -2,6 +2,7 @@
 """Waits that never end. Each test first waits in vain, for a bounded time, where the mistake was made."""
 
 import asyncio
+import json
 import shutil
 import socket
 import sys
@@ -574,17 +575,40 @@ async def test_a_run_in_which_every_attempt_fails_says_that_there_is_nothing_to_
 
     assert await hangs(until_rewards_differ())
 
-    tasks = tmp_path / "tasks"
-    shutil.copytree(coin.parent / "tasks/train", tasks)
-    for test in tasks.glob("*/tests/test.sh"):
-        test.write_text("#!/bin/sh\necho 0 > /logs/verifier/reward.txt\n")
     run = tmp_path / "run"
+    tasks = tasks_with_reward(0, coin, tmp_path)
     command = await start("train", coin, run, f"tasks.train={tasks}", "trainer.steps=9", "rollout.group_size=2")
     assert await command.end() == 1
     assert command.steps == [1, 2, 3, 4, 5]
     assert "all attempts at a task got the same reward (mean 0), so there is nothing to learn from" in command.errors
     assert f"etude show {run}" in command.errors
     await gone(run)
+
+
+@pytest.mark.slow
+@pytest.mark.row("P-15")
+async def test_a_run_whose_tasks_are_all_solved_ends_well_before_its_last_step(coin, tmp_path):
+    """If every reward is the best there is, the run saves and evaluates what it has, and ends without an error."""
+    run = tmp_path / "run"
+    tasks = tasks_with_reward(1, coin, tmp_path)
+    command = await start("run", coin, run, f"tasks.train={tasks}", "trainer.steps=9", "rollout.group_size=2")
+    assert await command.end() == 0, command.errors
+    assert command.steps == [1, 2, 3, 4, 5]
+    assert "the tasks are solved, so training ends at step 5 of 9" in command.notes
+    assert (run / "checkpoints/000005").is_dir()
+    summary = json.loads((run / "summary.json").read_text())
+    assert list(summary["stages"]) == ["eval_before", "train", "eval_after"]
+    assert summary["eval"]["after"]["version"] == 5
+    await gone(run)
+
+
+def tasks_with_reward(reward, coin, tmp_path):
+    """Return a directory of tasks at which every attempt gets this reward."""
+    tasks = tmp_path / "tasks"
+    shutil.copytree(coin.parent / "tasks/train", tasks)
+    for test in tasks.glob("*/tests/test.sh"):
+        test.write_text(f"#!/bin/sh\necho {reward} > /logs/verifier/reward.txt\n")
+    return tasks
 
 
 SILENT = "import sys; print('loading the model', file=sys.stderr, flush=True); sys.stdin.read()"

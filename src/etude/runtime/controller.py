@@ -11,8 +11,8 @@
                a trainer that died (`_bring_back`)          the supervisor
     served     nothing: looks every `weights.poll_s`        -
 
-The trainer is the finite clock: when it has taken its steps the other loops are stopped. Any loop that ends by itself
-ends the run with its error.
+The trainer is the finite clock: when it has taken its steps, or the tasks are solved, the other loops are stopped. Any
+loop that ends by itself ends the run with its error.
 """
 
 import asyncio
@@ -42,8 +42,8 @@ from etude.training.records import PublishRequest, StepRequest
 from etude.types import Group, StepReport, Task
 from etude.weights.reader import read_head
 
-_HOPELESS_STEPS = 5
-"""Steps in which every rollout had the same reward, after which a run stops."""
+_FLAT_STEPS = 5
+"""Steps in which all attempts at a task had the same reward, after which a run stops."""
 
 _SERVED_WITHIN_S = 120.0
 
@@ -100,7 +100,8 @@ class Controller:
         """The trainer is gone, and not yet back."""
         self._waited_s = 0.0
         self._played: list[PlayedGroup] = []
-        self._steps_without_signal = 0
+        self._flat_rewards: list[float] = []
+        """Mean rewards of the newest steps, as long as all attempts at a task had the same."""
         self._draining = asyncio.Event()
         self._started = perf_counter()
         self._drawn = Rate(0.0)
@@ -115,18 +116,17 @@ class Controller:
         self._draining.set()
 
     async def train(self) -> bool:
-        """Train to the configured number of steps and return True, or False when drained before.
+        """Train to the configured number of steps, or until the tasks are solved; return False when drained before.
 
         Raises:
-            NoSignalError: Every reward of the last steps was the same.
+            NoSignalError: In the last steps all attempts at a task had the same reward, and it was not always the best.
             HarnessError: The harness cannot start in any sandbox.
             RunError: No group is played to a reward, or a part of the run cannot go on; the message names it.
         """
         buffer = await self._open_buffer()
-        total = self._config.trainer.steps
         self._drawn = Rate(of_samplers(await self._fleet.statuses())["sampling/tokens_drawn"])
         await self._record_what_a_crash_left_out(buffer)
-        if buffer.version >= total:
+        if self._is_trained(buffer):
             if buffer.version not in (checkpoint.step for checkpoint in self._journal.state.checkpoints):
                 await self._insist(self._checkpoint)
             return True
@@ -141,10 +141,9 @@ class Controller:
         async with asyncio.TaskGroup() as loops:
             playing = loops.create_task(worker.run(self._source, resumed=self._tasks), name="roll out")
             serving = loops.create_task(self._watch_served(buffer), name="served")
-            while buffer.version < total and not self._draining.is_set():
+            while not self._is_over(buffer):
                 await self._take_step(buffer)
-                step = buffer.version
-                if step % self._config.checkpoint.every == 0 or step == total or self._draining.is_set():
+                if self._is_over(buffer) or buffer.version % self._config.checkpoint.every == 0:
                     await self._insist(self._checkpoint)
             worker.stop()
             async with waiting("rollouts to end", owner="train", on="rollouts", deadline_s=_DRAINED_WITHIN_S):
@@ -152,7 +151,18 @@ class Controller:
             # What follows, an evaluation say, looks at the head: it must name the version that was made last.
             await self._insist(self._publication)
             serving.cancel()
-        return buffer.version >= total
+        return self._is_trained(buffer)
+
+    def _is_over(self, buffer: SlotBuffer) -> bool:
+        return self._is_trained(buffer) or self._draining.is_set()
+
+    def _is_trained(self, buffer: SlotBuffer) -> bool:
+        return self._is_solved or buffer.version >= self._config.trainer.steps
+
+    @property
+    def _is_solved(self) -> bool:
+        """Whether every attempt of the last steps had the best reward that there is."""
+        return len(self._flat_rewards) >= _FLAT_STEPS and min(self._flat_rewards) == 1.0
 
     async def _publication(self) -> None:
         """Return when the newest version is published."""
@@ -325,21 +335,22 @@ class Controller:
         self._check_signal(report)
 
     def _check_signal(self, report: StepReport) -> None:
-        """Stop a run that has nothing to learn from."""
-        equal = report.metrics.get("reward/equal_groups_fraction", 0.0) >= 1.0
-        self._steps_without_signal = self._steps_without_signal + 1 if equal else 0
-        if self._steps_without_signal >= _HOPELESS_STEPS:
-            reward = report.metrics["reward/mean"]
+        """Say that the tasks are solved, or raise `NoSignalError` when there is nothing to learn from them."""
+        reward = report.metrics.get("reward/mean", 0.0)
+        is_flat = report.metrics.get("reward/equal_groups_fraction", 0.0) >= 1.0
+        self._flat_rewards = [*self._flat_rewards, reward] if is_flat else []
+        if self._is_solved:
+            self._console.note(
+                f"in the last {_FLAT_STEPS} steps every attempt got the reward 1: the tasks are solved, so training "
+                f"ends at step {report.step} of {self._config.trainer.steps}; to go on, start a run with harder ones"
+            )
+        elif len(self._flat_rewards) >= _FLAT_STEPS:
             msg = (
-                f"in the last {_HOPELESS_STEPS} steps all attempts at a task got the same reward (mean {reward:.3g}), "
-                f"so there is nothing to learn from. Read some rollouts (etude show {self._run.url}): "
+                f"in the last {_FLAT_STEPS} steps all attempts at a task got the same reward (mean {reward:.3g}), so "
+                f"there is nothing to learn from. Read some rollouts (etude show {self._run.url}): the harness or the "
+                "tests may be broken; if not, take tasks that this policy solves sometimes but not always"
             )
-            hint = (
-                "the tasks are solved; take harder ones"
-                if reward > 0
-                else ("the harness or the tests may be broken, or the tasks too hard for this policy; take easier ones")
-            )
-            raise NoSignalError(msg + hint)
+            raise NoSignalError(msg)
 
     async def _watch_served(self, buffer: SlotBuffer) -> None:
         """Tell the buffer what the samplers serve; raise `RunError` when they stop following the trainer."""
