@@ -5,7 +5,6 @@ work is done or its standard input ends.
 """
 
 import asyncio
-import gc
 import json
 import math
 import os
@@ -23,6 +22,7 @@ import msgspec
 from aiohttp import web
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from etude.gateway.collector import collect_rarely
 from etude.gateway.renderers.chatml import ChatMLRenderer
 from etude.gateway.service import Gateway
 from etude.interfaces import SessionSpec
@@ -114,8 +114,7 @@ async def gateway(*, sampler: str, sessions: int) -> None:
         await service.start()
         names = [f"session {number}" for number in range(sessions)]
         keys = [await service.open(spec(name)) for name in names]
-        # As `etude gateway serve` does.
-        gc.freeze()
+        collect_rarely()
         say(url=f"http://127.0.0.1:{service.port}", keys=keys)
         await until_told()
         used, kib = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -92,6 +92,7 @@ def _stages(settings: "Settings", stages: "tuple[Stage, ...]", *, as_json: bool)
     # Read by the numerical libraries when they are loaded: threads that spin while they wait would take the core from
     # the run's other processes.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from etude.gateway.collector import collect_rarely
     from etude.runtime.stages import Drained, open_stages
     from etude.telemetry.console import open_console
 
@@ -102,6 +103,7 @@ def _stages(settings: "Settings", stages: "tuple[Stage, ...]", *, as_json: bool)
         async with open_stages(settings, console) as runner:
             await (runner.run(stages) if stages else runner.evaluate_now())
 
+    collect_rarely()
     try:
         asyncio.run(work())
     except Drained:

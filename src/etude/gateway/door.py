@@ -111,7 +111,8 @@ class Door:
             await self._send(request, response, reply)
             if reply.on_sent is not None:
                 reply.on_sent()
-            await self._drain(request)
+            if not request.content.at_eof():
+                await self._drain(request)
         return response
 
     async def _read(self, request: web.BaseRequest, owner: str) -> bytes:

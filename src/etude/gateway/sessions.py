@@ -273,7 +273,9 @@ class Session:
         if isinstance(prompt, LongPrompt):
             return prompt
         place, added = prompt
-        prompt_ids = tuple(self._tree.sequence(place.parent) + list(added))
+        sequence = self._tree.sequence(place.parent)
+        sequence += added
+        prompt_ids = tuple(sequence)
         room = self._context_length - len(prompt_ids)
         if room <= 0:
             raise self._overflow(len(prompt_ids))

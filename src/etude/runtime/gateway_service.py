@@ -1,12 +1,12 @@
 """A gateway without a run: for somebody who has harnesses, samplers and an orchestrator, and wants exact tokens."""
 
 import asyncio
-import gc
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from etude.errors import ConfigError, SamplerError
+from etude.gateway.collector import collect_rarely
 from etude.gateway.control import ControlApi
 from etude.gateway.renderers.registry import load_renderer
 from etude.gateway.service import Gateway
@@ -52,8 +52,7 @@ async def serve_gateway(
         stack.push_async_callback(gateway.stop)
         await control.start(control_port)
         stack.push_async_callback(control.stop)
-        # What was imported stays: a pass of the collector over all of it would hold up every call meanwhile.
-        gc.freeze()
+        collect_rarely()
         say(f"model API    http://127.0.0.1:{gateway.port}/v1")
         say(f"control API  http://127.0.0.1:{control.port}")
         await watching

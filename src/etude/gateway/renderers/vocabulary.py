@@ -6,6 +6,7 @@ as an engine does with the text of a chat template: the ids are the same, for ev
 added token.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -14,7 +15,9 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from etude.errors import PolicyError
-from etude.gateway.long_prompts import LONG
+
+# The library would hand each text to another thread, which takes longer than to encode it.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Frame(str):
@@ -64,11 +67,8 @@ class Vocabulary:
                 ids += [piece for piece in run if isinstance(piece, int)]
             else:
                 text = "".join(str(piece) for piece in run)
-                if len(text) > LONG:
-                    # A batch lets other threads work meanwhile; a single text does not.
-                    ids += self._plain.encode_batch([text], add_special_tokens=False)[0].ids
-                else:
-                    ids += self._plain.encode(text, add_special_tokens=False).ids
+                # A batch lets other threads work meanwhile, and a fast one does not look where each token was found.
+                ids += self._plain.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
