@@ -277,7 +277,7 @@ class WeightsSection(Section):
     upload_mb_s: Annotated[float, Field(ge=0.0)] = 0.0
     """Megabytes per second that publishing may use; 0 is as fast as the line."""
     difference: Literal["rice_ulp", "exp_ctx"] = "rice_ulp"
-    """How a difference is coded: `exp_ctx`, for readers far away, has up to half the size for 2 to 4 times the CPU."""
+    """How a difference is coded: `exp_ctx`, for readers far away, has up to half the size for 2 to 3 times the CPU."""
     poll_s: PositiveFloat = 0.2
     """How often samplers look at the head."""
 

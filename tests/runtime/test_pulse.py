@@ -22,6 +22,12 @@ def spin_in_user_code(seconds, look):
     return seen
 
 
+def tidy_up(seconds):
+    until = monotonic() + seconds
+    while monotonic() < until:
+        pass
+
+
 async def published(store, holds):
     async with asyncio.timeout(30):
         while True:
@@ -67,6 +73,19 @@ async def test_a_blocked_loop_is_seen_with_the_place_while_it_lasts_and_told_aft
         assert pulse.worst_lag() < 1.5
     [note] = notes
     assert note.startswith("the event loop stood still for ")
+    assert "spin_in_user_code" in note
+
+
+async def test_what_the_loop_does_after_a_block_is_not_taken_for_it(tmp_path):
+    notes = []
+    async with Pulse(FileStore(tmp_path), note=notes.append, publish_s=0.05) as pulse:
+        await published(FileStore(tmp_path), lambda state: state.beat)
+        spin_in_user_code(1.6, lambda: None)
+        # Longer than the time between two looks.
+        tidy_up(0.6)
+        await published(FileStore(tmp_path), lambda state: not state.blocked_in)
+        assert pulse.worst_lag() > 1.5
+    [note] = notes
     assert "spin_in_user_code" in note
 
 

@@ -47,6 +47,9 @@ class Pulse:
         self._worst_s = 0.0
         self._shown_worst_s = 0.0
         self._blocked_in = ""
+        """Where the loop was when it was looked at last, while it is late."""
+        self._stood_in = ""
+        """Where it was when it was found late; what it does later, before it comes to measure, is not what held it."""
         self._error = ""
         self.stage = ""
         """What the command is at, for people."""
@@ -93,9 +96,9 @@ class Pulse:
             self._shown_worst_s = max(self._shown_worst_s, late)
             self._beat, self._beat_wall = monotonic(), wall_time()
             if late > ALARM_S:
-                place = self._blocked_in or "a place that no sample caught"
+                place = self._stood_in or "a place that no sample caught"
                 self._note(f"the event loop stood still for {late:.1f} s, in {place}")
-            self._blocked_in = ""
+            self._blocked_in = self._stood_in = ""
 
     def _lateness(self) -> float:
         return 0.0 if self._rests else max(0.0, monotonic() - self._beat - BEAT_S)
@@ -107,6 +110,9 @@ class Pulse:
             while not self._stopping.wait(BEAT_S):
                 if self._lateness() > ALARM_S / 2:
                     self._blocked_in = _stack_of(self._loop_thread)
+                    self._stood_in = self._stood_in or self._blocked_in
+                else:
+                    self._stood_in = ""
                 if monotonic() - published >= self._publish_s:
                     runner.run(self._publish(ended=0.0))
                     published = monotonic()
