@@ -117,10 +117,8 @@ def _teach_words() -> None:
 
 
 def _write_bits_from(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    data, begin = arguments
-    word = ir.IntType(64)
-    first = builder.gep(context.make_array(signature.args[0])(context, builder, data).data, [begin])
-    loaded = builder.load(builder.bitcast(first, word.as_pointer()))
+    place = _place(context, builder, signature.args[0], *arguments, of=ir.IntType(64))
+    loaded = builder.load(place)
     loaded.align = 1
     return builder.bitreverse(builder.bswap(loaded))
 
@@ -146,9 +144,7 @@ def _write_classes(context: Any, builder: Any, signature: Any, arguments: Any) -
     words = []
     for place in range(4):
         chosen = builder.and_(high, _filled(builder, high.type, builder.shl(bit, ir.Constant(bit.type, place))))
-        words.append(
-            builder.bitcast(builder.icmp_unsigned("!=", chosen, ir.Constant(high.type, None)), ir.IntType(LANES))
-        )
+        words.append(_compared(builder, "!=", chosen, ir.Constant(high.type, None)))
     return context.make_tuple(builder, signature.return_type, words)
 
 
@@ -172,25 +168,29 @@ def _write_add_up(context: Any, builder: Any, signature: Any, arguments: Any) ->
 def _write_at_most(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     values, begin, most = arguments
     found = _load(context, builder, signature.args[0], values, begin)
-    return builder.bitcast(builder.icmp_unsigned("<=", found, _filled(builder, found.type, most)), ir.IntType(LANES))
+    return _compared(builder, "<=", found, _filled(builder, found.type, most))
 
 
 def _write_differing(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     begin = arguments[2]
     old, new = (_load(context, builder, signature.args[side], arguments[side], begin) for side in range(2))
-    return builder.bitcast(builder.icmp_unsigned("!=", old, new), ir.IntType(LANES))
+    return _compared(builder, "!=", old, new)
 
 
 def _write_fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
     """Write what brings elements to the second-level cache, also where there are none."""
-    array, begin = arguments
-    place = builder.gep(context.make_array(signature.args[0])(context, builder, array).data, [begin])
-    byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
-    kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+    place = _place(context, builder, signature.args[0], *arguments, of=ir.IntType(8))
+    number = ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
     called = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
     read, near, data = (ir.Constant(number, value) for value in (0, 2, 1))
-    builder.call(called, [builder.bitcast(place, byte), read, near, data])
+    builder.call(called, [place, read, near, data])
     return context.get_dummy_value()
+
+
+def _compared(builder: Any, relation: str, left: Any, right: Any) -> Any:
+    """Return a bit for each lane: whether the relation holds there."""
+    return builder.bitcast(builder.icmp_unsigned(relation, left, right), ir.IntType(LANES))
 
 
 def _filled(builder: Any, kind: Any, number: Any) -> Any:
@@ -203,12 +203,16 @@ def _filled(builder: Any, kind: Any, number: Any) -> Any:
 def _load(context: Any, builder: Any, kind: Any, array: Any, begin: Any) -> Any:
     """Return `LANES` elements of an array, wherever in memory they begin."""
     lanes = ir.VectorType(context.get_data_type(kind.dtype), LANES)
-    first = builder.gep(context.make_array(kind)(context, builder, array).data, [begin])
-    loaded = builder.load(builder.bitcast(first, lanes.as_pointer()))
+    loaded = builder.load(_place(context, builder, kind, array, begin, of=lanes))
     loaded.align = 1
     return loaded
 
 
 def _store(context: Any, builder: Any, kind: Any, array: Any, begin: Any, lanes: Any) -> None:
+    builder.store(lanes, _place(context, builder, kind, array, begin, of=lanes.type)).align = 1
+
+
+def _place(context: Any, builder: Any, kind: Any, array: Any, begin: Any, *, of: Any) -> Any:
+    """Return a pointer to what is to be taken for one of these from element `begin` of an array on."""
     first = builder.gep(context.make_array(kind)(context, builder, array).data, [begin])
-    builder.store(lanes, builder.bitcast(first, lanes.type.as_pointer())).align = 1
+    return builder.bitcast(first, of.as_pointer())
